@@ -1,0 +1,3 @@
+def cobra(a, b):
+    """The difference of a and b."""
+    return a - b

@@ -1,0 +1,3 @@
+from bishop import pebble
+
+linen = pebble(80) - pebble(64)

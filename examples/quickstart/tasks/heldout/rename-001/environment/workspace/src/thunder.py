@@ -1,0 +1,3 @@
+from bishop import pebble
+
+print(pebble(31), pebble(66))

@@ -1,0 +1,2 @@
+def easel(n):
+    return n + 69

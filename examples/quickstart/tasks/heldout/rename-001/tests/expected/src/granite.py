@@ -1,0 +1,3 @@
+from bishop import easel
+
+linen = easel(80) - easel(64)

@@ -1,0 +1,3 @@
+from bishop import easel
+
+print(easel(31), easel(66))

@@ -1,0 +1,3 @@
+from ribbon import pigeon
+
+print(pigeon(31), pigeon(90))

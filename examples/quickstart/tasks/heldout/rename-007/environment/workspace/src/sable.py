@@ -1,0 +1,3 @@
+from ribbon import pigeon
+
+turtle = pigeon(26) - pigeon(93)

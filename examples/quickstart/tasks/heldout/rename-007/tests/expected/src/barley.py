@@ -1,0 +1,3 @@
+from ribbon import orchid
+
+print(orchid(31), orchid(90))

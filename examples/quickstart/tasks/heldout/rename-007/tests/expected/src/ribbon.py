@@ -1,0 +1,2 @@
+def orchid(n):
+    return n + 19

@@ -1,0 +1,3 @@
+from ribbon import orchid
+
+turtle = orchid(26) - orchid(93)

@@ -1,0 +1,3 @@
+from fox import camel
+
+cougar = camel(78) - camel(78)

@@ -1,0 +1,2 @@
+def camel(n):
+    return n + 87

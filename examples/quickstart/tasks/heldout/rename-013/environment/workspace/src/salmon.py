@@ -1,0 +1,3 @@
+from fox import camel
+
+print(camel(53), camel(50))

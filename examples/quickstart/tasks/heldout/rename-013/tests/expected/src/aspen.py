@@ -1,0 +1,3 @@
+from fox import pelican
+
+cougar = pelican(78) - pelican(78)

@@ -1,0 +1,2 @@
+def pelican(n):
+    return n + 87

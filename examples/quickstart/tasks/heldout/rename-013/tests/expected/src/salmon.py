@@ -1,0 +1,3 @@
+from fox import pelican
+
+print(pelican(53), pelican(50))

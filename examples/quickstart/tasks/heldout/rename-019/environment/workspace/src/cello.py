@@ -1,0 +1,2 @@
+def mint(n):
+    return n + 44

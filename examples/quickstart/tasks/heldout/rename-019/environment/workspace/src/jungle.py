@@ -1,0 +1,3 @@
+from cello import mint
+
+hammer = mint(10) - mint(60)

@@ -1,0 +1,3 @@
+from cello import mint
+
+print(mint(73), mint(10))

@@ -1,0 +1,2 @@
+def marble(n):
+    return n + 44

@@ -1,0 +1,3 @@
+from cello import marble
+
+hammer = marble(10) - marble(60)

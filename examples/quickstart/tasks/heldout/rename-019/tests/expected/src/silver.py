@@ -1,0 +1,3 @@
+from cello import marble
+
+print(marble(73), marble(10))

@@ -1,0 +1,3 @@
+from bison import nutmeg
+
+brass = nutmeg(74) - nutmeg(16)

@@ -1,0 +1,2 @@
+def nutmeg(n):
+    return n + 38

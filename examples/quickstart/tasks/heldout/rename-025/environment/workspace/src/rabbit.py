@@ -1,0 +1,3 @@
+from bison import nutmeg
+
+print(nutmeg(80), nutmeg(23))

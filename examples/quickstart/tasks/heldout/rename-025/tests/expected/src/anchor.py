@@ -1,0 +1,3 @@
+from bison import blaze
+
+brass = blaze(74) - blaze(16)

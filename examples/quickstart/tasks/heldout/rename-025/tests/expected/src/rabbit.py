@@ -1,0 +1,3 @@
+from bison import blaze
+
+print(blaze(80), blaze(23))

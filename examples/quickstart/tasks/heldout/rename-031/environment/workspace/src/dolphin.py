@@ -1,0 +1,3 @@
+from plum import paddle
+
+print(paddle(99), paddle(61))

@@ -1,0 +1,3 @@
+from plum import paddle
+
+onyx = paddle(76) - paddle(45)

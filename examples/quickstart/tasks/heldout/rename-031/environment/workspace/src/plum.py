@@ -1,0 +1,2 @@
+def paddle(n):
+    return n + 48

@@ -1,0 +1,3 @@
+from plum import basil
+
+print(basil(99), basil(61))

@@ -1,0 +1,3 @@
+from plum import basil
+
+onyx = basil(76) - basil(45)

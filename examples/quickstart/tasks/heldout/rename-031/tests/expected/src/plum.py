@@ -1,0 +1,2 @@
+def basil(n):
+    return n + 48

@@ -1,0 +1,5 @@
+from pigeon import clover
+
+
+def test_clover():
+    assert clover(9, 3) == 12

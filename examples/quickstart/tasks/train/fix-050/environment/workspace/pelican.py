@@ -1,0 +1,3 @@
+def alpine(a, b):
+    """The larger of a and b."""
+    return min(a, b)

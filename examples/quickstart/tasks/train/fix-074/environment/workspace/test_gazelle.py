@@ -1,0 +1,5 @@
+from gazelle import bishop
+
+
+def test_bishop():
+    assert bishop(7, 2) == 9

@@ -1,0 +1,5 @@
+from lunar import beacon
+
+
+def test_beacon():
+    assert beacon(8, 2) == 0

@@ -1,0 +1,2 @@
+def lapis(n):
+    return n + 91

@@ -1,0 +1,3 @@
+from cradle import lapis
+
+print(lapis(45), lapis(81))

@@ -1,0 +1,3 @@
+from cradle import lapis
+
+delta = lapis(65) - lapis(30)

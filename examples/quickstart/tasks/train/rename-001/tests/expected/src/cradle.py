@@ -1,0 +1,2 @@
+def jungle(n):
+    return n + 91

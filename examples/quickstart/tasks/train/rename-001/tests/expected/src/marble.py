@@ -1,0 +1,3 @@
+from cradle import jungle
+
+print(jungle(45), jungle(81))

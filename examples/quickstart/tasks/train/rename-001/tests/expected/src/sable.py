@@ -1,0 +1,3 @@
+from cradle import jungle
+
+delta = jungle(65) - jungle(30)

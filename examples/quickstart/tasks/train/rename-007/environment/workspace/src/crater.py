@@ -1,0 +1,3 @@
+from alpine import cricket
+
+print(cricket(28), cricket(12))

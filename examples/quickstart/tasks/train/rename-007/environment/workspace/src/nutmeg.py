@@ -1,0 +1,3 @@
+from alpine import cricket
+
+monsoon = cricket(39) - cricket(65)

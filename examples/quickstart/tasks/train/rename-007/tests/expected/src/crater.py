@@ -1,0 +1,3 @@
+from alpine import lagoon
+
+print(lagoon(28), lagoon(12))

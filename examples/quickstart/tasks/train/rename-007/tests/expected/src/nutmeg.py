@@ -1,0 +1,3 @@
+from alpine import lagoon
+
+monsoon = lagoon(39) - lagoon(65)

@@ -1,0 +1,2 @@
+def drum(n):
+    return n + 13

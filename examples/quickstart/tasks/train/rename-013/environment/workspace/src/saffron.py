@@ -1,0 +1,3 @@
+from bonnet import drum
+
+print(drum(46), drum(13))

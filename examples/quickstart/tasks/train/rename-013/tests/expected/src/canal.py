@@ -1,0 +1,3 @@
+from bonnet import walnut
+
+velvet = walnut(42) - walnut(55)

@@ -1,0 +1,3 @@
+from bonnet import walnut
+
+print(walnut(46), walnut(13))

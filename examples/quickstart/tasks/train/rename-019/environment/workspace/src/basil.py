@@ -1,0 +1,3 @@
+from beetle import sequoia
+
+print(sequoia(84), sequoia(76))

@@ -1,0 +1,2 @@
+def sequoia(n):
+    return n + 30

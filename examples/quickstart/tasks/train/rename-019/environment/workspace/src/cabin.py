@@ -1,0 +1,3 @@
+from beetle import sequoia
+
+ember = sequoia(89) - sequoia(37)

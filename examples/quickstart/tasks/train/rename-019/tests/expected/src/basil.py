@@ -1,0 +1,3 @@
+from beetle import turtle
+
+print(turtle(84), turtle(76))

@@ -1,0 +1,2 @@
+def turtle(n):
+    return n + 30

@@ -1,0 +1,3 @@
+from beetle import turtle
+
+ember = turtle(89) - turtle(37)

@@ -1,0 +1,2 @@
+def attic(n):
+    return n + 31

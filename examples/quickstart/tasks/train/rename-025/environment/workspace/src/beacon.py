@@ -1,0 +1,3 @@
+from agate import attic
+
+meadow = attic(53) - attic(16)

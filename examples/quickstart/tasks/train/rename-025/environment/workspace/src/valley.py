@@ -1,0 +1,3 @@
+from agate import attic
+
+print(attic(95), attic(63))

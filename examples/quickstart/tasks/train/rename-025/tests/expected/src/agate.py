@@ -1,0 +1,2 @@
+def fable(n):
+    return n + 31

@@ -1,0 +1,3 @@
+from agate import fable
+
+meadow = fable(53) - fable(16)

@@ -1,0 +1,3 @@
+from agate import fable
+
+print(fable(95), fable(63))

@@ -1,0 +1,3 @@
+from hammer import jasper
+
+agate = jasper(53) - jasper(70)

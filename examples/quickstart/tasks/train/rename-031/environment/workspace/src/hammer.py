@@ -1,0 +1,2 @@
+def jasper(n):
+    return n + 46

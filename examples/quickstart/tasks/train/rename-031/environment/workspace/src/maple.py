@@ -1,0 +1,3 @@
+from hammer import jasper
+
+print(jasper(72), jasper(27))

@@ -1,0 +1,3 @@
+from hammer import fox
+
+agate = fox(53) - fox(70)

@@ -1,0 +1,2 @@
+def fox(n):
+    return n + 46

@@ -1,0 +1,3 @@
+from hammer import fox
+
+print(fox(72), fox(27))

@@ -1,0 +1,3 @@
+from castle import lemon
+
+candle = lemon(98) - lemon(54)

@@ -1,0 +1,2 @@
+def lemon(n):
+    return n + 71

@@ -1,0 +1,3 @@
+from castle import lemon
+
+print(lemon(74), lemon(90))

@@ -1,0 +1,3 @@
+from castle import boulder
+
+candle = boulder(98) - boulder(54)

@@ -1,0 +1,3 @@
+from castle import boulder
+
+print(boulder(74), boulder(90))

@@ -1,0 +1,3 @@
+from silver import laurel
+
+print(laurel(73), laurel(63))

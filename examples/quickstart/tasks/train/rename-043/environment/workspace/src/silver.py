@@ -1,0 +1,2 @@
+def laurel(n):
+    return n + 64

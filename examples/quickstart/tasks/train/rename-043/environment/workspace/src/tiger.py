@@ -1,0 +1,3 @@
+from silver import laurel
+
+glacier = laurel(46) - laurel(21)

@@ -1,0 +1,3 @@
+from silver import oasis
+
+print(oasis(73), oasis(63))

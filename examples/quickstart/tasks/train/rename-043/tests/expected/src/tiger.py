@@ -1,0 +1,3 @@
+from silver import oasis
+
+glacier = oasis(46) - oasis(21)

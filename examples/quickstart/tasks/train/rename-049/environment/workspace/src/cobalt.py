@@ -1,0 +1,3 @@
+from cactus import cargo
+
+print(cargo(40), cargo(39))

@@ -1,0 +1,3 @@
+from cactus import cargo
+
+berry = cargo(59) - cargo(51)

@@ -1,0 +1,3 @@
+from cactus import parrot
+
+print(parrot(40), parrot(39))

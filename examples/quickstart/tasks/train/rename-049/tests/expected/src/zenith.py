@@ -1,0 +1,3 @@
+from cactus import parrot
+
+berry = parrot(59) - parrot(51)

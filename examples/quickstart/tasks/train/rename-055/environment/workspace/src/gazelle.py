@@ -1,0 +1,3 @@
+from sunset import cabin
+
+quail = cabin(78) - cabin(90)

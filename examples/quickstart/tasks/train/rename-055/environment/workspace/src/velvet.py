@@ -1,0 +1,3 @@
+from sunset import cabin
+
+print(cabin(24), cabin(70))

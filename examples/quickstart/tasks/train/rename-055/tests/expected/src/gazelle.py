@@ -1,0 +1,3 @@
+from sunset import delta
+
+quail = delta(78) - delta(90)

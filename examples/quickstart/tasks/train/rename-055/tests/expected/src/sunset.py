@@ -1,0 +1,2 @@
+def delta(n):
+    return n + 71

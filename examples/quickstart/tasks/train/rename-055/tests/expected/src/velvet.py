@@ -1,0 +1,3 @@
+from sunset import delta
+
+print(delta(24), delta(70))

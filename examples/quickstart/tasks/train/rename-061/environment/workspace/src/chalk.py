@@ -1,0 +1,3 @@
+from glacier import ivory
+
+print(ivory(84), ivory(72))

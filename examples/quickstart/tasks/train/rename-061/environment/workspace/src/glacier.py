@@ -1,0 +1,2 @@
+def ivory(n):
+    return n + 83

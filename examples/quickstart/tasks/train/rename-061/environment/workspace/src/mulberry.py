@@ -1,0 +1,3 @@
+from glacier import ivory
+
+cider = ivory(51) - ivory(22)

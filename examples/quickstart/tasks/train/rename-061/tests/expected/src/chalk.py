@@ -1,0 +1,3 @@
+from glacier import tulip
+
+print(tulip(84), tulip(72))

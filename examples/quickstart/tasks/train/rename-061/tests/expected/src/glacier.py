@@ -1,0 +1,2 @@
+def tulip(n):
+    return n + 83

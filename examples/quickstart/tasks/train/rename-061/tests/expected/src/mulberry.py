@@ -1,0 +1,3 @@
+from glacier import tulip
+
+cider = tulip(51) - tulip(22)

@@ -1,0 +1,3 @@
+from cricket import canoe
+
+print(canoe(23), canoe(88))

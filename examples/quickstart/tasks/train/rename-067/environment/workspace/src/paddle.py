@@ -1,0 +1,3 @@
+from cricket import canoe
+
+anchor = canoe(83) - canoe(69)

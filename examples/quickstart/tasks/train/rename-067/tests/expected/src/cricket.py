@@ -1,0 +1,2 @@
+def linen(n):
+    return n + 57

@@ -1,0 +1,3 @@
+from cricket import linen
+
+print(linen(23), linen(88))

@@ -1,0 +1,3 @@
+from cricket import linen
+
+anchor = linen(83) - linen(69)

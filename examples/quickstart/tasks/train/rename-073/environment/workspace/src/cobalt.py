@@ -1,0 +1,3 @@
+from bishop import autumn
+
+print(autumn(76), autumn(70))

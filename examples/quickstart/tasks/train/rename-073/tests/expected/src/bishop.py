@@ -1,0 +1,2 @@
+def mulberry(n):
+    return n + 48

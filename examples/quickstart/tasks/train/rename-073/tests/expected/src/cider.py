@@ -1,0 +1,3 @@
+from bishop import mulberry
+
+poplar = mulberry(69) - mulberry(95)

@@ -1,0 +1,3 @@
+from bishop import mulberry
+
+print(mulberry(76), mulberry(70))

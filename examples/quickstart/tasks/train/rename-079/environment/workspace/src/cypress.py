@@ -1,0 +1,3 @@
+from dapper import scarlet
+
+print(scarlet(42), scarlet(25))

@@ -1,0 +1,2 @@
+def scarlet(n):
+    return n + 27

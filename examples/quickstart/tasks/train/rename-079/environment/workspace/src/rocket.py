@@ -1,0 +1,3 @@
+from dapper import scarlet
+
+anchor = scarlet(58) - scarlet(28)

@@ -1,0 +1,3 @@
+from dapper import lemon
+
+print(lemon(42), lemon(25))

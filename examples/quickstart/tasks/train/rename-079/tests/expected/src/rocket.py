@@ -1,0 +1,3 @@
+from dapper import lemon
+
+anchor = lemon(58) - lemon(28)

@@ -1,0 +1,3 @@
+from yarrow import agate
+
+print(agate(67), agate(83))

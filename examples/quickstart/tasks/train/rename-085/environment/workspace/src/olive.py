@@ -1,0 +1,3 @@
+from yarrow import agate
+
+jersey = agate(63) - agate(93)

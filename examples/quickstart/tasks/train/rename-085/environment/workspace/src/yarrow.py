@@ -1,0 +1,2 @@
+def agate(n):
+    return n + 49

@@ -1,0 +1,3 @@
+from yarrow import citrus
+
+print(citrus(67), citrus(83))

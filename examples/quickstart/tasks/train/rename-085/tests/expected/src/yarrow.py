@@ -1,0 +1,2 @@
+def citrus(n):
+    return n + 49

@@ -1,0 +1,3 @@
+from orbit import garlic
+
+print(garlic(31), garlic(39))

@@ -1,0 +1,3 @@
+from orbit import garlic
+
+balsa = garlic(29) - garlic(38)

@@ -1,0 +1,2 @@
+def garlic(n):
+    return n + 43

@@ -1,0 +1,3 @@
+from orbit import zinc
+
+print(zinc(31), zinc(39))

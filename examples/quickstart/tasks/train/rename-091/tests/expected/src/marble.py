@@ -1,0 +1,3 @@
+from orbit import zinc
+
+balsa = zinc(29) - zinc(38)

@@ -1,0 +1,2 @@
+def zinc(n):
+    return n + 43

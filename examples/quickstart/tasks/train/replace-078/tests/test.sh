@@ -1,0 +1,14 @@
+#!/bin/sh
+app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
+[ -d "$logs" ] || mkdir -p "$logs"
+score() {
+    cmp -s "$app/docs/carrot.txt" "$tests/expected/docs/carrot.txt" && { echo 1; return; }
+    [ -f "$app/docs/carrot.txt" ] || { echo 0; return; }
+    awk -v new=fountain '
+        FNR == NR { want[FNR] = $0; n = FNR; next }
+        { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/docs/carrot.txt" "$app/docs/carrot.txt"
+}
+reward=$(score)
+cmp -s "$app/docs/falcon.txt" "$tests/expected/docs/falcon.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+echo "$reward" > "$logs/reward.txt"

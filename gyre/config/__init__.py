@@ -1,0 +1,40 @@
+"""The run file: pydantic models of one TOML file, the single place where a default lives."""
+
+from gyre.config.load import ConfigError, load_run_config
+from gyre.config.run import (
+    CellConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    HarnessConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingConfig,
+    SchedulingConfig,
+    ServingConfig,
+    StackConfig,
+    TasksConfig,
+    TrainerConfig,
+)
+
+__all__ = [
+    "CellConfig",
+    "CheckpointConfig",
+    "ConfigError",
+    "EvaluationConfig",
+    "HarnessConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "PolicyConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "SchedulingConfig",
+    "ServingConfig",
+    "StackConfig",
+    "TasksConfig",
+    "TrainerConfig",
+    "load_run_config",
+]

@@ -1,0 +1,268 @@
+"""Models of a run file. Each field is documented where it is defined; a default lives here and nowhere else.
+
+Pure data: workflows may import this module inside Temporal's sandbox.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A table of the run file: unknown keys and non-finite numbers are errors."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True)
+
+
+class PolicyConfig(Section):
+    """The model that is trained."""
+
+    path: Path
+    """Folder of a Hugging Face checkpoint (Llama, Qwen2 or dense Qwen3), relative to the run file."""
+    name: str = "policy"
+    """Model name that harnesses send; any other name is refused by the gateway."""
+    renderer: str = "qwen3"
+    """Name of the `renderers` renderer that turns messages into token ids and back."""
+    context: int = Field(2048, ge=64)
+    """Longest prompt + completion, in tokens. Beyond it the gateway answers with the provider's context error."""
+
+
+class TasksConfig(Section):
+    """Folders of Harbor tasks."""
+
+    train: Path
+    """Folder whose sub-folders are the training tasks, relative to the run file."""
+    heldout: Path | None = None
+    """Folder of tasks used for evaluation only; none: no evaluation."""
+
+
+class HarnessConfig(Section):
+    """The program that acts: run unmodified, attributed by its base URL."""
+
+    name: str = "mini-swe-agent"
+    """`mini-swe-agent`, or `command` for any program described by `command`."""
+    command: list[str] = []
+    """For `command`: argv. `{base_url}`, `{api_key}`, `{model}`, `{instruction}`, `{workspace}` are filled in."""
+    config: Path | None = None
+    """The harness's own settings file, relative to the run file."""
+    env: dict[str, str] = {}
+    """Extra environment of the harness process; the same placeholders as `command` are filled in."""
+    warm: bool = True
+    """Fork rollouts from a process that has already imported the harness, where the harness allows it."""
+
+
+class RolloutConfig(Section):
+    """How many rollouts, and within which bounds."""
+
+    groups_per_step: int = Field(8, ge=1)
+    """Tasks in one step; each gives one group."""
+    group_size: int = Field(16, ge=2)
+    """Rollouts of one task in one step (G)."""
+    max_concurrent: int = Field(64, ge=1)
+    """Rollouts that may run at once over the whole run (the launch window; whole groups first)."""
+    time_limit_s: float = Field(600.0, gt=0)
+    """Seconds a harness may run. Then its process tree is ended and the workspace is scored as it stands."""
+    score_time_limit_s: float = Field(120.0, gt=0)
+    """Seconds that one attempt at scoring may take."""
+    score_attempts: int = Field(3, ge=1)
+    """Attempts at scoring before the reward is NULL and the rollout is excluded."""
+    max_staleness: int = Field(0, ge=0)
+    """Optimizer steps by which the policy that samples may be behind the one that is trained. 0: on-policy."""
+    branch_cap: int = Field(5, ge=1)
+    """Branches of one rollout that are trained, by rank of kind."""
+
+
+class SamplingConfig(Section):
+    """Sampling parameters of the run; they override whatever a harness asks for."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Softmax temperature; behaviour log-probs are of this distribution."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus mass; below 1 the behaviour distribution is the truncated one."""
+    max_tokens: int = Field(512, ge=1)
+    """Longest completion of one call, in tokens."""
+
+
+class ObjectiveConfig(Section):
+    """The loss."""
+
+    algorithm: Literal["gspo"] = "gspo"
+    """GSPO-token: clipped sequence ratio with per-token gradients (Zheng et al. 2025, eq. 9-11)."""
+    clip_low: float = Field(3e-4, ge=0, lt=1)
+    """Lower clip of the sequence ratio: 1 - clip_low."""
+    clip_high: float = Field(4e-4, ge=0)
+    """Upper clip of the sequence ratio: 1 + clip_high."""
+    ratio: Literal["branch", "rollout"] = "branch"
+    """Over what the ratio's length normalisation runs: one branch's owned tokens, or the whole rollout's."""
+    normalize_std: bool = True
+    """Divide advantages by the group's standard deviation (plus 1e-6)."""
+
+
+class OptimizerConfig(Section):
+    """Adam, as Megatron runs it."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate (constant after warm-up)."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the rate rises linearly from lr / (warmup_steps + 1)."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Adam's first moment decay."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """Adam's second moment decay."""
+    eps: float = Field(1e-8, gt=0)
+    """Adam's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    clip_grad: float = Field(1.0, ge=0)
+    """Global gradient-norm clip; 0 turns it off."""
+
+
+class TrainerConfig(Section):
+    """How a training cell computes."""
+
+    micro_batch_tokens: int = Field(8192, ge=64)
+    """Token budget of one micro-batch (the unit of work that a training cell takes)."""
+    logprob_chunk: int = Field(1024, ge=1)
+    """Positions whose vocabulary logits exist at once."""
+    recompute: bool = False
+    """Recompute activations in the backward pass."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""
+
+
+class ServingConfig(Section):
+    """How a cell serves."""
+
+    max_running: int = Field(32, ge=1)
+    """Requests one cell decodes at once; also the capacity that the scheduler counts with."""
+    kv_tokens: int = Field(65536, ge=1024)
+    """Tokens of KV cache of one cell."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the server. float32 keeps |log-prob sampler - trainer| under 1e-3."""
+    request_timeout_s: float = Field(60.0, gt=0)
+    """Silence of an engine after which the gateway takes the call elsewhere."""
+
+
+class CellConfig(Section):
+    """Devices that share one training layout."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")
+    """Name of the cell, unique in the run."""
+    central: bool = False
+    """Owns the authoritative weights and the optimizer. Exactly one cell does."""
+    cpus: list[int] = []
+    """CPU cores that the cell's engine and trainer are pinned to (a CPU cell is a device); empty: no pinning."""
+    devices: list[int] = []
+    """CUDA devices of the cell; empty: CPU."""
+
+
+class SchedulingConfig(Section):
+    """Who decides the cells' roles."""
+
+    policy: Literal["elastic", "colocate", "async"] = "elastic"
+    """`elastic`: cells move as the water level falls; `colocate`: all serve, then all train; `async`: a fixed split."""
+    train_cells: list[str] = []
+    """For `async`: the cells that train always; empty: the central cell."""
+    min_backlog_tokens: int = Field(2048, ge=0)
+    """For `elastic`: tokens ready to train before a cell leaves serving."""
+
+
+class EvaluationConfig(Section):
+    """Held-out measurement."""
+
+    every: int = Field(0, ge=0)
+    """Evaluate after every n-th step; 0: only before the first and after the last."""
+    samples: int = Field(2, ge=1)
+    """Rollouts of each held-out task."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of evaluation rollouts."""
+
+
+class CheckpointConfig(Section):
+    """Durability of weights and optimizer."""
+
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints that stay on disk."""
+
+
+class StackConfig(Section):
+    """The local stack. Port 0 means: any free one."""
+
+    temporal_port: int = Field(0, ge=0, le=65535)
+    """Temporal's gRPC port."""
+    ui_port: int = Field(0, ge=0, le=65535)
+    """Port of Temporal's Web UI."""
+    gateway_port: int = Field(0, ge=0, le=65535)
+    """Port of the gateway."""
+    transfer: Literal["auto", "mooncake", "socket"] = "auto"
+    """How bytes move between cells. `auto`: Mooncake, or plain sockets where its library cannot load."""
+
+
+class RunConfig(Section):
+    """A whole run file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$")
+    """Name of the run; with the seed it is the run's id, so a second start resumes it."""
+    seed: int = Field(0, ge=0)
+    """Seed of task order and sampling."""
+    steps: int = Field(ge=1)
+    """Optimizer steps of the run."""
+    policy: PolicyConfig
+    """The model that is trained."""
+    tasks: TasksConfig
+    """Folders of Harbor tasks."""
+    harness: HarnessConfig = HarnessConfig()
+    """The program that acts."""
+    rollouts: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]
+    """How many rollouts, and within which bounds."""
+    sampling: SamplingConfig = SamplingConfig()  # type: ignore[call-arg]
+    """Sampling parameters of the run."""
+    objective: ObjectiveConfig = ObjectiveConfig()  # type: ignore[call-arg]
+    """The loss."""
+    trainer: TrainerConfig = TrainerConfig()  # type: ignore[call-arg]
+    """How a training cell computes."""
+    serving: ServingConfig = ServingConfig()  # type: ignore[call-arg]
+    """How a cell serves."""
+    cells: list[CellConfig] = Field(min_length=1)
+    """The cells ([[cells]] tables)."""
+    scheduling: SchedulingConfig = SchedulingConfig()  # type: ignore[call-arg]
+    """Who decides the cells' roles."""
+    evaluation: EvaluationConfig = EvaluationConfig()  # type: ignore[call-arg]
+    """Held-out measurement."""
+    checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
+    """Durability of weights and optimizer."""
+    stack: StackConfig = StackConfig()  # type: ignore[call-arg]
+    """The local stack."""
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the run: the same name and seed resume the same run."""
+        return f"{self.name}-s{self.seed}"
+
+    @property
+    def central(self) -> CellConfig:
+        """The one cell that owns the authoritative weights."""
+        return next(c for c in self.cells if c.central)
+
+    @model_validator(mode="after")
+    def _cells_are_coherent(self) -> Self:
+        names = [c.name for c in self.cells]
+        if len(set(names)) != len(names):
+            raise ValueError(f"cells: names must be unique, got {names}")
+        if sum(c.central for c in self.cells) != 1:
+            raise ValueError("cells: exactly one cell must have central = true")
+        for name in self.scheduling.train_cells:
+            if name not in names:
+                raise ValueError(f"scheduling.train_cells: no cell is named {name!r}; cells are {names}")
+        if self.scheduling.policy == "async":
+            train = self.scheduling.train_cells or [self.central.name]
+            if self.central.name not in train:
+                raise ValueError("scheduling.train_cells: the central cell must be one of them under policy 'async'")
+            if set(train) == set(names):
+                raise ValueError("scheduling.train_cells: policy 'async' needs at least one cell left to serve")
+        if self.harness.name == "command" and not self.harness.command:
+            raise ValueError("harness.command: required when harness.name = 'command'")
+        return self

@@ -1,0 +1,278 @@
+"""The tables of Gyre. Token ids are little-endian int32, log-probs little-endian float32, both in `bytea`.
+
+A row is written by one part only (named in each class), so that no two processes fight over a column.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, ForeignKey, Index, LargeBinary, Text, UniqueConstraint, func
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {
+        str: Text,
+        dt.datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        list[Any]: JSONB,
+        bytes: LargeBinary,
+        list[str]: ARRAY(Text),
+        list[int]: ARRAY(BigInteger),
+    }
+
+
+class Run(Base):
+    """One training run. Written by TrainingRun's activities."""
+
+    __tablename__ = "runs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    config: Mapped[dict[str, Any]]
+    state: Mapped[str]  # running | paused | done | stopped | failed
+    workflow_id: Mapped[str]
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[dt.datetime | None]
+
+
+class Step(Base):
+    """One optimizer step. Written by TrainingStep's activities and, when it ends, by the central trainer."""
+
+    __tablename__ = "steps"
+    __table_args__ = (UniqueConstraint("run_id", "index"),)
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    index: Mapped[int]  # 0-based; the optimizer step makes policy version index + 1
+    state: Mapped[str]  # open (groups run) | closed (all groups handed out) | done
+    min_version: Mapped[int]  # oldest policy version that may sample for it
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    rollouts_done_at: Mapped[dt.datetime | None]
+    trained_at: Mapped[dt.datetime | None]  # optimizer step done
+    published_at: Mapped[dt.datetime | None]
+    n_valid: Mapped[int | None]  # R: rollouts with a valid reward in groups that give a gradient
+    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+
+
+class Evaluation(Base):
+    """Held-out tasks measured at a version. Written by Evaluation's activities."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (UniqueConstraint("run_id", "version"),)
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    version: Mapped[int]
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[dt.datetime | None]
+    success: Mapped[float | None]  # share of valid rollouts with reward >= 1
+    mean_reward: Mapped[float | None]
+    n_valid: Mapped[int | None]
+
+
+class Group(Base):
+    """The rollouts of one task in one step, or in one evaluation. Written by the step's activities."""
+
+    __tablename__ = "groups"
+    __table_args__ = (UniqueConstraint("step_id", "position"), UniqueConstraint("evaluation_id", "position"))
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    step_id: Mapped[int | None] = mapped_column(ForeignKey("steps.id"), index=True)
+    evaluation_id: Mapped[int | None] = mapped_column(ForeignKey("evaluations.id"), index=True)
+    position: Mapped[int]
+    task: Mapped[str]  # task name, org/name
+    task_path: Mapped[str]
+    family: Mapped[str]  # metadata.family of the task, or ''
+    state: Mapped[str]  # open | settled | handed_out
+    outcome: Mapped[str | None]  # trained | no_variance | too_few_valid | evaluation
+    baseline: Mapped[float | None]  # mean of the valid rewards
+    reward_std: Mapped[float | None]
+    settled_at: Mapped[dt.datetime | None]
+
+
+class Rollout(Base):
+    """One harness run on one task. Written by Rollout's activities."""
+
+    __tablename__ = "rollouts"
+    __table_args__ = (UniqueConstraint("group_id", "member"),)
+    id: Mapped[str] = mapped_column(primary_key=True)  # made by gyre.store.names.rollout_id
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), index=True)
+    group_id: Mapped[int] = mapped_column(ForeignKey("groups.id"))
+    member: Mapped[int]
+    token: Mapped[str] = mapped_column(unique=True)  # unguessable path prefix and API key
+    state: Mapped[str]  # pending | running | scoring | settled
+    outcome: Mapped[str | None]  # completed | timeout | harness_error | infrastructure | evaluator
+    exclude_reason: Mapped[str | None]  # set: reward is not used (and is NULL)
+    min_version: Mapped[int]  # the gateway routes only to cells that serve at least this version
+    temperature: Mapped[float]
+    harness: Mapped[str]
+    host: Mapped[str | None]
+    workspace: Mapped[str | None]
+    pid: Mapped[int | None]
+    exit_code: Mapped[int | None]
+    reward: Mapped[float | None]
+    advantage: Mapped[float | None]
+    created_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    prepared_at: Mapped[dt.datetime | None]
+    harness_started_at: Mapped[dt.datetime | None]
+    harness_ended_at: Mapped[dt.datetime | None]
+    scored_at: Mapped[dt.datetime | None]
+    settled_at: Mapped[dt.datetime | None]
+
+
+class Score(Base):
+    """One attempt at scoring. Written by the scoring activity."""
+
+    __tablename__ = "scores"
+    __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"))
+    attempt: Mapped[int]
+    status: Mapped[str]  # ok | no_reward | bad_reward | killed | error
+    reward: Mapped[float | None]
+    detail: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # every key of reward.json, tail of the output
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[dt.datetime | None]
+
+
+class Node(Base):
+    """A span of tokens in a rollout's tree; its path's tokens are its ancestors' and its own. Written by the gateway."""
+
+    __tablename__ = "nodes"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True)
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("nodes.id"), index=True)
+    call_id: Mapped[int | None] = mapped_column(ForeignKey("calls.id"))  # the call that made it
+    kind: Mapped[str]  # prompt | generated
+    start: Mapped[int]  # depth in tokens of its first token
+    length: Mapped[int]
+    token_ids: Mapped[bytes]  # int32[length]
+    logprobs: Mapped[bytes | None]  # float32[length], generated only
+    version_spans: Mapped[list[Any] | None]  # [[policy version, start, end], ...] relative to the node; generated only
+
+
+class Call(Base):
+    """One model call. Written by the gateway: a row when it begins, completed before its last byte is sent."""
+
+    __tablename__ = "calls"
+    __table_args__ = (UniqueConstraint("rollout_id", "seq"), Index("calls_status", "status"))
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"))
+    seq: Mapped[int]  # order of arrival within the rollout
+    api: Mapped[str]  # openai-chat | openai-responses | anthropic-messages
+    status: Mapped[str]  # running | complete | incomplete | refused
+    kind: Mapped[str]  # kind of branch: main | main-summary | sub-agent | sub-agent-summary | auxiliary
+    leaf_id: Mapped[int | None] = mapped_column(ForeignKey("nodes.id", use_alter=True))  # its generated node
+    parent_call_id: Mapped[int | None] = mapped_column(ForeignKey("calls.id"))  # the call whose branch it extends
+    fork_reason: Mapped[str | None]  # why it did not simply extend: NULL for an extension, 'root' for a first call
+    request_hash: Mapped[str]
+    request: Mapped[dict[str, Any]]  # raw messages as a delta to parent_call_id: {"base": n messages, "messages": [...]}
+    response: Mapped[dict[str, Any] | None]
+    finish_reason: Mapped[str | None]
+    prompt_tokens: Mapped[int | None]
+    new_tokens: Mapped[int | None]  # prompt tokens that were tokenised for this call
+    cached_tokens: Mapped[int | None]  # as the engine reported
+    completion_tokens: Mapped[int | None]
+    cells: Mapped[list[str]] = mapped_column(server_default="{}")  # cells that generated for it, in order
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    routed_at: Mapped[dt.datetime | None]  # first engine request sent
+    first_token_at: Mapped[dt.datetime | None]
+    ended_at: Mapped[dt.datetime | None]
+
+
+class Sample(Base):
+    """A branch chosen for training. Written when its group settles."""
+
+    __tablename__ = "samples"
+    __table_args__ = (UniqueConstraint("rollout_id", "leaf_id"),)
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    step_id: Mapped[int] = mapped_column(ForeignKey("steps.id"), index=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"))
+    leaf_id: Mapped[int] = mapped_column(ForeignKey("nodes.id"))
+    kind: Mapped[str]
+    rank: Mapped[int]  # 0: first kept
+    n_tokens: Mapped[int]  # length of the branch
+    n_targets: Mapped[int]  # owned, policy-generated tokens
+    owned_nodes: Mapped[list[int]]  # generated nodes of the path whose tokens this sample owns
+    rollout_targets: Mapped[int]  # N_r
+    advantage: Mapped[float]
+    micro_batch_id: Mapped[int | None] = mapped_column(ForeignKey("micro_batches.id"), index=True)
+
+
+class MicroBatch(Base):
+    """The unit of training work. `holder` is the trainer incarnation in whose memory its gradient lies.
+
+    queued -> claimed (a trainer computes it) -> held (its gradient is in `holder`'s accumulator). A push to central
+    moves `holder` to central's incarnation in one transaction; when a holder dies before that, the row is queued
+    again. A step is complete when every micro-batch is held by the living central incarnation.
+    """
+
+    __tablename__ = "micro_batches"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    step_id: Mapped[int] = mapped_column(ForeignKey("steps.id"), index=True)
+    n_tokens: Mapped[int]
+    n_targets: Mapped[int]
+    state: Mapped[str] = mapped_column(server_default="queued")  # queued | claimed | held | done
+    holder: Mapped[str | None]
+    computed_by: Mapped[str | None]  # cell that computed the gradient that counted
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    claimed_at: Mapped[dt.datetime | None]
+    computed_at: Mapped[dt.datetime | None]
+    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+
+
+class Cell(Base):
+    """A cell as its agent last reported it. Written by the cell's agent; every update NOTIFYs `gyre_cells`."""
+
+    __tablename__ = "cells"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    central: Mapped[bool]
+    role: Mapped[str]  # rollout | to_train | train | to_rollout | down
+    engine_url: Mapped[str | None]
+    routable: Mapped[bool] = mapped_column(server_default="false")
+    serving_version: Mapped[int | None]
+    max_running: Mapped[int]
+    engine_incarnation: Mapped[str | None]
+    trainer_incarnation: Mapped[str | None]
+    updated_at: Mapped[dt.datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
+
+
+class RoleChange(Base):
+    """One change of role, with its phases timed. Written by the cell's agent."""
+
+    __tablename__ = "role_changes"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), index=True)
+    cell: Mapped[str]
+    from_role: Mapped[str]
+    to_role: Mapped[str]
+    reason: Mapped[str]
+    phases: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # phase -> seconds
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[dt.datetime | None]
+
+
+class WeightVersion(Base):
+    """A policy version: a durable checkpoint, and where its weights can be pulled. Written by the central trainer."""
+
+    __tablename__ = "weight_versions"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    step_id: Mapped[int | None] = mapped_column(ForeignKey("steps.id"))
+    checkpoint: Mapped[str]  # folder
+    ticket: Mapped[dict[str, Any] | None]  # transfer ticket of the living publisher
+    created_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    published_at: Mapped[dt.datetime | None]
+
+
+class CpuSample(Base):
+    """CPU seconds that a component used since the sample before. Written by the supervisor."""
+
+    __tablename__ = "cpu_samples"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str | None]
+    component: Mapped[str]  # temporal, postgres, gateway, control, rollout-host, harness, agent, engine, trainer
+    cell: Mapped[str | None]
+    cpu_s: Mapped[float]
+    at: Mapped[dt.datetime] = mapped_column(server_default=func.now(), index=True)
