@@ -216,25 +216,25 @@ class RunConfig(Section):
     """Folders of Harbor tasks."""
     harness: HarnessConfig = HarnessConfig()
     """The program that acts."""
-    rollouts: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]
+    rollouts: RolloutConfig = RolloutConfig()
     """How many rollouts, and within which bounds."""
-    sampling: SamplingConfig = SamplingConfig()  # type: ignore[call-arg]
+    sampling: SamplingConfig = SamplingConfig()
     """Sampling parameters of the run."""
-    objective: ObjectiveConfig = ObjectiveConfig()  # type: ignore[call-arg]
+    objective: ObjectiveConfig = ObjectiveConfig()
     """The loss."""
-    trainer: TrainerConfig = TrainerConfig()  # type: ignore[call-arg]
+    trainer: TrainerConfig = TrainerConfig()
     """How a training cell computes."""
-    serving: ServingConfig = ServingConfig()  # type: ignore[call-arg]
+    serving: ServingConfig = ServingConfig()
     """How a cell serves."""
     cells: list[CellConfig] = Field(min_length=1)
     """The cells ([[cells]] tables)."""
-    scheduling: SchedulingConfig = SchedulingConfig()  # type: ignore[call-arg]
+    scheduling: SchedulingConfig = SchedulingConfig()
     """Who decides the cells' roles."""
-    evaluation: EvaluationConfig = EvaluationConfig()  # type: ignore[call-arg]
+    evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out measurement."""
-    checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """Durability of weights and optimizer."""
-    stack: StackConfig = StackConfig()  # type: ignore[call-arg]
+    stack: StackConfig = StackConfig()
     """The local stack."""
 
     @property
