@@ -1,0 +1,54 @@
+"""Engines and transactions. Retrying a failed transaction belongs to the caller, who knows what it means."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+
+def driver_url(url: str) -> str:
+    """`url` with the psycopg 3 driver: accepts postgresql://, postgres:// and postgresql+psycopg://.
+
+    Raises ValueError for another kind of database.
+    """
+    scheme, sep, rest = url.partition("://")
+    if not sep or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise ValueError(f"database URL: must begin with postgresql://, got {scheme!r}")
+    return f"postgresql+psycopg://{rest}"
+
+
+def libpq_url(url: str) -> str:
+    """`url` as libpq and psycopg read it (no driver in the scheme), for LISTEN connections and psql."""
+    return make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def make_engine(url: str, *, pool_size: int = 4) -> Engine:
+    """A pooled, synchronous engine. A connection that a restarted server broke is replaced before it is used."""
+    return create_engine(driver_url(url), pool_size=pool_size, max_overflow=8, pool_pre_ping=True)
+
+
+def make_async_engine(url: str, *, pool_size: int = 8) -> AsyncEngine:
+    """A pooled asyncio engine over the same driver as `make_engine`."""
+    return create_async_engine(driver_url(url), pool_size=pool_size, max_overflow=16, pool_pre_ping=True)
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Session]:
+    """A session in one transaction: committed at the end of the block, rolled back if it raises.
+
+    Objects stay readable after the commit.
+    """
+    with Session(engine, expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+@asynccontextmanager
+async def async_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+    """`transaction` for asyncio."""
+    async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+        yield session
