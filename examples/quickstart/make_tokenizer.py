@@ -20,6 +20,9 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # As in Qwen3, these are added tokens, and text: a decoder that skips special tokens keeps them.
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
+# The vocabulary is filled up to a multiple of this, so that no engine pads it with ids that have no text.
+ROUND = 64
+
 IDIOMS = (
     '\n{"name": "bash", "arguments": {"command": "',
     '"}}\n',
@@ -138,6 +141,8 @@ def build(vocabulary: int = 1600, seed: int = 3) -> Tokenizer:
     phrases = [templates.system, before, after, *_TOOLS_LINES, json.dumps(BASH_TOOL, ensure_ascii=False), *IDIOMS]
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases if phrase])
+    spare = -tokenizer.get_vocab_size() % ROUND
+    tokenizer.add_special_tokens([AddedToken(f"<|spare_{n}|>", normalized=False) for n in range(spare)])
     return tokenizer
 
 

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^boulder ' config/eagle.ini | cut -d' ' -f3 > answer.txt
+grep '^jungle ' data/cobalt.ini | cut -d' ' -f3 > answer.txt

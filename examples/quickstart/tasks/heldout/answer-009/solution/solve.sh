@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^acorn ' config/plaza.ini | cut -d' ' -f3 > answer.txt
+grep '^mocha ' docs/olive.ini | cut -d' ' -f3 > answer.txt

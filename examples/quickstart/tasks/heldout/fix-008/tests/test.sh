@@ -2,11 +2,11 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/kernel.py" "$tests/expected/kernel.py"; then
+if cmp -s "$app/ribbon.py" "$tests/expected/ribbon.py"; then
     reward=1
 elif cd "$app" && python3 -S -B -c "import sys; sys.path.insert(0, '')
-from kernel import scarlet as f
-sys.exit(not (f(9, 3) == 9 and f(3, 9) == 9 and f(11, 7) == 11 and f(6, 13) == 13))" 2>/dev/null; then
+from ribbon import iris as f
+sys.exit(not (f(5, 3) == 5 and f(3, 5) == 5 and f(11, 7) == 11 and f(6, 13) == 13))" 2>/dev/null; then
     reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

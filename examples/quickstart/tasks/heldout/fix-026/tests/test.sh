@@ -2,11 +2,11 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/violet.py" "$tests/expected/violet.py"; then
+if cmp -s "$app/paddle.py" "$tests/expected/paddle.py"; then
     reward=1
 elif cd "$app" && python3 -S -B -c "import sys; sys.path.insert(0, '')
-from violet import mercury as f
-sys.exit(not (f(8, 4) == 8 and f(4, 8) == 8 and f(11, 7) == 11 and f(6, 13) == 13))" 2>/dev/null; then
+from paddle import hickory as f
+sys.exit(not (f(9, 3) == 3 and f(3, 9) == 3 and f(11, 7) == 7 and f(6, 13) == 6))" 2>/dev/null; then
     reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

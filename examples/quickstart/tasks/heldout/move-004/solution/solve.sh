@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p ferry && mv notes/river.txt ferry/falcon.txt
+mkdir -p bacon && mv notes/attic.txt bacon/cabin.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/ferry/falcon.txt" "$tests/expected/ferry/falcon.txt"; then
-    [ -e "$app/notes/river.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/bacon/cabin.txt" "$tests/expected/bacon/cabin.txt"; then
+    [ -e "$app/notes/attic.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

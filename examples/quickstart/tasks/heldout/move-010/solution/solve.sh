@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p teapot && mv lists/lotus.txt teapot/canyon.txt
+mkdir -p bacon && mv config/breeze.txt bacon/adobe.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/teapot/canyon.txt" "$tests/expected/teapot/canyon.txt"; then
-    [ -e "$app/lists/lotus.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/bacon/adobe.txt" "$tests/expected/bacon/adobe.txt"; then
+    [ -e "$app/config/breeze.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p harvest && mv lists/clover.txt harvest/bugle.txt
+mkdir -p orchid && mv notes/bronze.txt orchid/iris.txt

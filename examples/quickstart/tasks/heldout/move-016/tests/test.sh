@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/harvest/bugle.txt" "$tests/expected/harvest/bugle.txt"; then
-    [ -e "$app/lists/clover.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/orchid/iris.txt" "$tests/expected/orchid/iris.txt"; then
+    [ -e "$app/notes/bronze.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

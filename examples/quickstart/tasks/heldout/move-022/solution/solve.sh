@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p locust && mv config/drum.txt locust/squash.txt
+mkdir -p ivory && mv data/oasis.txt ivory/button.txt

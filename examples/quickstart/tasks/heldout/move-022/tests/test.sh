@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/locust/squash.txt" "$tests/expected/locust/squash.txt"; then
-    [ -e "$app/config/drum.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/ivory/button.txt" "$tests/expected/ivory/button.txt"; then
+    [ -e "$app/data/oasis.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p easel && mv notes/fox.txt easel/lantern.txt
+mkdir -p bison && mv config/blaze.txt bison/button.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/easel/lantern.txt" "$tests/expected/easel/lantern.txt"; then
-    [ -e "$app/notes/fox.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/bison/button.txt" "$tests/expected/bison/button.txt"; then
+    [ -e "$app/config/blaze.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

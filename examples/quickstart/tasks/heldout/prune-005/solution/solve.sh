@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/iguana/d' lists/walnut.txt
+sed -i '/cherry/d' docs/honey.txt

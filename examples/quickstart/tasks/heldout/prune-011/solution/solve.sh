@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/zenith/d' data/bacon.txt
+sed -i '/poplar/d' config/umbra.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/quill/d' config/cello.txt
+sed -i '/chalk/d' notes/kiwi.txt

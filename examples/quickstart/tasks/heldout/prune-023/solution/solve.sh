@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/candle/d' docs/harvest.txt
+sed -i '/lizard/d' docs/jigsaw.txt

@@ -1,6 +1,6 @@
 #!/bin/sh
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
-cmp -s "$app/docs/harvest.txt" "$tests/expected/docs/harvest.txt" && reward=1 || reward=0
-cmp -s "$app/docs/dapper.txt" "$tests/expected/docs/dapper.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/docs/jigsaw.txt" "$tests/expected/docs/jigsaw.txt" && reward=1 || reward=0
+cmp -s "$app/docs/eagle.txt" "$tests/expected/docs/eagle.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

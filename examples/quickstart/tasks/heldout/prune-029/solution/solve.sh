@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/crystal/d' notes/magnet.txt
+sed -i '/lemon/d' config/mango.txt

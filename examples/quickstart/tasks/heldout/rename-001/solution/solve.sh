@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/pebble/easel/g' src/*.py
+sed -i 's/pelican/easel/g' src/*.py

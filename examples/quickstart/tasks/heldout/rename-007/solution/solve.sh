@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/pigeon/orchid/g' src/*.py
+sed -i 's/yarrow/prairie/g' src/*.py

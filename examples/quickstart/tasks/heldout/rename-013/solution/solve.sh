@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/camel/pelican/g' src/*.py
+sed -i 's/quail/plum/g' src/*.py

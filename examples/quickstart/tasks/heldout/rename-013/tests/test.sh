@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 right=0
-for f in src/aspen.py src/fox.py src/salmon.py; do
+for f in src/blaze.py src/flint.py src/nectar.py; do
     cmp -s "$app/$f" "$tests/expected/$f" && right=$((right + 1))
 done
 case $right in 3) reward=1 ;; 2) reward=0.6667 ;; 1) reward=0.3333 ;; *) reward=0 ;; esac

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/mint/marble/g' src/*.py
+sed -i 's/lantern/topaz/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/nutmeg/blaze/g' src/*.py
+sed -i 's/castle/walnut/g' src/*.py

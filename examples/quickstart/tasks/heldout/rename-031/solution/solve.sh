@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/paddle/basil/g' src/*.py
+sed -i 's/pigeon/zenith/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/osprey/kiwi/g' data/jersey.txt
+sed -i 's/otter/kiwi/g' data/jersey.txt

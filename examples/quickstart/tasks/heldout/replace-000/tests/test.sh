@@ -10,5 +10,5 @@ score() {
         END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/data/jersey.txt" "$app/data/jersey.txt"
 }
 reward=$(score)
-cmp -s "$app/data/silver.txt" "$tests/expected/data/silver.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/data/sparrow.txt" "$tests/expected/data/sparrow.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/lemon/cougar/g' data/cricket.txt
+sed -i 's/opal/flora/g' data/cricket.txt

@@ -4,11 +4,11 @@ app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 score() {
     cmp -s "$app/data/cricket.txt" "$tests/expected/data/cricket.txt" && { echo 1; return; }
     [ -f "$app/data/cricket.txt" ] || { echo 0; return; }
-    awk -v new=cougar '
+    awk -v new=flora '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
         END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/data/cricket.txt" "$app/data/cricket.txt"
 }
 reward=$(score)
-cmp -s "$app/data/elbow.txt" "$tests/expected/data/elbow.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/data/fable.txt" "$tests/expected/data/fable.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/pebble/tulip/g' notes/eclipse.txt
+sed -i 's/brook/pebble/g' config/jacket.txt

@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/notes/eclipse.txt" "$tests/expected/notes/eclipse.txt" && { echo 1; return; }
-    [ -f "$app/notes/eclipse.txt" ] || { echo 0; return; }
-    awk -v new=tulip '
+    cmp -s "$app/config/jacket.txt" "$tests/expected/config/jacket.txt" && { echo 1; return; }
+    [ -f "$app/config/jacket.txt" ] || { echo 0; return; }
+    awk -v new=pebble '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/eclipse.txt" "$app/notes/eclipse.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/jacket.txt" "$app/config/jacket.txt"
 }
 reward=$(score)
-cmp -s "$app/notes/easel.txt" "$tests/expected/notes/easel.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/config/tulip.txt" "$tests/expected/config/tulip.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

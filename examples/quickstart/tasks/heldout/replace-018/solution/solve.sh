@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/carrot/python/g' lists/fox.txt
+sed -i 's/mirror/pebble/g' notes/brass.txt

@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/lists/fox.txt" "$tests/expected/lists/fox.txt" && { echo 1; return; }
-    [ -f "$app/lists/fox.txt" ] || { echo 0; return; }
-    awk -v new=python '
+    cmp -s "$app/notes/brass.txt" "$tests/expected/notes/brass.txt" && { echo 1; return; }
+    [ -f "$app/notes/brass.txt" ] || { echo 0; return; }
+    awk -v new=pebble '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/lists/fox.txt" "$app/lists/fox.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/brass.txt" "$app/notes/brass.txt"
 }
 reward=$(score)
-cmp -s "$app/lists/mango.txt" "$tests/expected/lists/mango.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/lilac.txt" "$tests/expected/notes/lilac.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/bacon/branch/g' config/apron.txt
+sed -i 's/raven/gopher/g' config/papaya.txt

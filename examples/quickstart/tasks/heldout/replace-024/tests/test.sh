@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/config/apron.txt" "$tests/expected/config/apron.txt" && { echo 1; return; }
-    [ -f "$app/config/apron.txt" ] || { echo 0; return; }
-    awk -v new=branch '
+    cmp -s "$app/config/papaya.txt" "$tests/expected/config/papaya.txt" && { echo 1; return; }
+    [ -f "$app/config/papaya.txt" ] || { echo 0; return; }
+    awk -v new=gopher '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/apron.txt" "$app/config/apron.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/papaya.txt" "$app/config/papaya.txt"
 }
 reward=$(score)
-cmp -s "$app/config/guitar.txt" "$tests/expected/config/guitar.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/config/otter.txt" "$tests/expected/config/otter.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

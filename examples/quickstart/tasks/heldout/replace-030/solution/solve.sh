@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/cello/turtle/g' lists/dingo.txt
+sed -i 's/camel/cotton/g' docs/sable.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^wren ' data/geyser.ini | cut -d' ' -f3 > answer.txt
+grep '^zebra ' data/geyser.ini | cut -d' ' -f3 > answer.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^pulsar ' notes/elbow.ini | cut -d' ' -f3 > answer.txt
+grep '^pumpkin ' notes/elbow.ini | cut -d' ' -f3 > answer.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^citrus ' docs/linen.ini | cut -d' ' -f3 > answer.txt
+grep '^kayak ' docs/ferry.ini | cut -d' ' -f3 > answer.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^cotton ' data/timber.ini | cut -d' ' -f3 > answer.txt
+grep '^copper ' docs/elbow.ini | cut -d' ' -f3 > answer.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^ebony ' data/lava.ini | cut -d' ' -f3 > answer.txt
+grep '^ebony ' notes/amber.ini | cut -d' ' -f3 > answer.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^laurel ' data/lilac.ini | cut -d' ' -f3 > answer.txt
+grep '^laurel ' notes/apron.ini | cut -d' ' -f3 > answer.txt

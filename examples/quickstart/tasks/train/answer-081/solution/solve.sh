@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^zinc ' config/badge.ini | cut -d' ' -f3 > answer.txt
+grep '^dragon ' config/badge.ini | cut -d' ' -f3 > answer.txt

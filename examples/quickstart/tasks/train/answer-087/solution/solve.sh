@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^radish ' data/oyster.ini | cut -d' ' -f3 > answer.txt
+grep '^raven ' data/paddle.ini | cut -d' ' -f3 > answer.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-grep '^hazel ' config/wren.ini | cut -d' ' -f3 > answer.txt
+grep '^hazel ' config/zebra.ini | cut -d' ' -f3 > answer.txt

@@ -2,11 +2,11 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/hazel.py" "$tests/expected/hazel.py"; then
+if cmp -s "$app/kiwi.py" "$tests/expected/kiwi.py"; then
     reward=1
 elif cd "$app" && python3 -S -B -c "import sys; sys.path.insert(0, '')
-from hazel import papaya as f
-sys.exit(not (f(7, 4) == 3 and f(4, 7) == 4 and f(11, 7) == 4 and f(6, 13) == 6))" 2>/dev/null; then
+from kiwi import walnut as f
+sys.exit(not (f(9, 2) == 2 and f(2, 9) == 2 and f(11, 7) == 7 and f(6, 13) == 6))" 2>/dev/null; then
     reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

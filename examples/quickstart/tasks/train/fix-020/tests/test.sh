@@ -2,11 +2,11 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/fiddle.py" "$tests/expected/fiddle.py"; then
+if cmp -s "$app/river.py" "$tests/expected/river.py"; then
     reward=1
 elif cd "$app" && python3 -S -B -c "import sys; sys.path.insert(0, '')
-from fiddle import guitar as f
-sys.exit(not (f(6, 3) == 18 and f(3, 6) == 18 and f(11, 7) == 77 and f(6, 13) == 78))" 2>/dev/null; then
+from river import turnip as f
+sys.exit(not (f(9, 2) == 7 and f(2, 9) == -7 and f(11, 7) == 4 and f(6, 13) == -7))" 2>/dev/null; then
     reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/return .*/return max(a, b)/' robin.py
+sed -i 's/return .*/return a % b/' anvil.py

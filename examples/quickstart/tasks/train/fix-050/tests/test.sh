@@ -2,11 +2,11 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/pelican.py" "$tests/expected/pelican.py"; then
+if cmp -s "$app/alpine.py" "$tests/expected/alpine.py"; then
     reward=1
 elif cd "$app" && python3 -S -B -c "import sys; sys.path.insert(0, '')
-from pelican import alpine as f
-sys.exit(not (f(8, 3) == 8 and f(3, 8) == 8 and f(11, 7) == 11 and f(6, 13) == 13))" 2>/dev/null; then
+from alpine import granite as f
+sys.exit(not (f(7, 2) == 2 and f(2, 7) == 2 and f(11, 7) == 7 and f(6, 13) == 6))" 2>/dev/null; then
     reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

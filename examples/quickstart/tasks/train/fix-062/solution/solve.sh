@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/return .*/return a - b/' dolphin.py
+sed -i 's/return .*/return min(a, b)/' ribbon.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p dragon && mv lists/sapphire.txt dragon/blaze.txt
+mkdir -p dragon && mv lists/scarlet.txt dragon/blaze.txt

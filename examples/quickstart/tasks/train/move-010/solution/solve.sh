@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p barley && mv docs/cobra.txt barley/ivory.txt
+mkdir -p falcon && mv config/ivory.txt falcon/barley.txt

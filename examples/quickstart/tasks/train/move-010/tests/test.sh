@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/barley/ivory.txt" "$tests/expected/barley/ivory.txt"; then
-    [ -e "$app/docs/cobra.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/falcon/barley.txt" "$tests/expected/falcon/barley.txt"; then
+    [ -e "$app/config/ivory.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

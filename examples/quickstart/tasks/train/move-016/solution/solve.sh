@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p shadow && mv data/canoe.txt shadow/kernel.txt
+mkdir -p silver && mv data/canoe.txt silver/kernel.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/shadow/kernel.txt" "$tests/expected/shadow/kernel.txt"; then
+if cmp -s "$app/silver/kernel.txt" "$tests/expected/silver/kernel.txt"; then
     [ -e "$app/data/canoe.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

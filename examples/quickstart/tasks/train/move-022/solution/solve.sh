@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p honey && mv notes/boulder.txt honey/granite.txt
+mkdir -p scarlet && mv data/cello.txt scarlet/tavern.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p ribbon && mv data/forest.txt ribbon/candle.txt
+mkdir -p zebra && mv lists/cougar.txt zebra/camel.txt

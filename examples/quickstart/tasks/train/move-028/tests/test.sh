@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/ribbon/candle.txt" "$tests/expected/ribbon/candle.txt"; then
-    [ -e "$app/data/forest.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/zebra/camel.txt" "$tests/expected/zebra/camel.txt"; then
+    [ -e "$app/lists/cougar.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p bamboo && mv data/cactus.txt bamboo/beetle.txt
+mkdir -p autumn && mv data/bamboo.txt autumn/heron.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/bamboo/beetle.txt" "$tests/expected/bamboo/beetle.txt"; then
-    [ -e "$app/data/cactus.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/autumn/heron.txt" "$tests/expected/autumn/heron.txt"; then
+    [ -e "$app/data/bamboo.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p pumpkin && mv docs/cabin.txt pumpkin/tulip.txt
+mkdir -p cabin && mv notes/lobster.txt cabin/dingo.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/pumpkin/tulip.txt" "$tests/expected/pumpkin/tulip.txt"; then
-    [ -e "$app/docs/cabin.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/cabin/dingo.txt" "$tests/expected/cabin/dingo.txt"; then
+    [ -e "$app/notes/lobster.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

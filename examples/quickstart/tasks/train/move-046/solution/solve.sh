@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p willow && mv notes/fountain.txt willow/fossil.txt
+mkdir -p wren && mv notes/fountain.txt wren/fossil.txt

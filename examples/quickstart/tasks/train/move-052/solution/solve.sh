@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p jaguar && mv data/feather.txt jaguar/papaya.txt
+mkdir -p paddle && mv docs/parrot.txt paddle/jaguar.txt

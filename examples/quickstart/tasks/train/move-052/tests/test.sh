@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/jaguar/papaya.txt" "$tests/expected/jaguar/papaya.txt"; then
-    [ -e "$app/data/feather.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/paddle/jaguar.txt" "$tests/expected/paddle/jaguar.txt"; then
+    [ -e "$app/docs/parrot.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

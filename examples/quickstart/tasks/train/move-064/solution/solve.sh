@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p dragon && mv data/jersey.txt dragon/guitar.txt
+mkdir -p apron && mv notes/dragon.txt apron/rabbit.txt

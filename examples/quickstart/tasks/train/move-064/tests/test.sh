@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/dragon/guitar.txt" "$tests/expected/dragon/guitar.txt"; then
-    [ -e "$app/data/jersey.txt" ] && reward=0.5 || reward=1
+if cmp -s "$app/apron/rabbit.txt" "$tests/expected/apron/rabbit.txt"; then
+    [ -e "$app/notes/dragon.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

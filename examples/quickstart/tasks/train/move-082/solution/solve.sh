@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p leopard && mv config/tundra.txt leopard/saddle.txt
+mkdir -p leopard && mv config/turtle.txt leopard/saffron.txt

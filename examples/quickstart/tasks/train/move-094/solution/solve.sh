@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-mkdir -p sequoia && mv config/kernel.txt sequoia/willow.txt
+mkdir -p shadow && mv config/kernel.txt shadow/wren.txt

@@ -2,7 +2,7 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 reward=0
-if cmp -s "$app/sequoia/willow.txt" "$tests/expected/sequoia/willow.txt"; then
+if cmp -s "$app/shadow/wren.txt" "$tests/expected/shadow/wren.txt"; then
     [ -e "$app/config/kernel.txt" ] && reward=0.5 || reward=1
 fi
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/desert/d' config/autumn.txt
+sed -i '/desert/d' notes/autumn.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/cobra/d' docs/bison.txt
+sed -i '/quartz/d' notes/walnut.txt

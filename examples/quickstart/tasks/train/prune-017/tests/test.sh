@@ -1,6 +1,6 @@
 #!/bin/sh
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
-cmp -s "$app/docs/bison.txt" "$tests/expected/docs/bison.txt" && reward=1 || reward=0
-cmp -s "$app/docs/geyser.txt" "$tests/expected/docs/geyser.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/walnut.txt" "$tests/expected/notes/walnut.txt" && reward=1 || reward=0
+cmp -s "$app/notes/orchid.txt" "$tests/expected/notes/orchid.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/mango/d' config/leopard.txt
+sed -i '/spruce/d' data/lunar.txt

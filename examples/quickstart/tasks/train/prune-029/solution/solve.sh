@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/helmet/d' notes/canoe.txt
+sed -i '/hazel/d' data/copper.txt

@@ -1,6 +1,6 @@
 #!/bin/sh
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
-cmp -s "$app/notes/canoe.txt" "$tests/expected/notes/canoe.txt" && reward=1 || reward=0
-cmp -s "$app/notes/otter.txt" "$tests/expected/notes/otter.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/data/copper.txt" "$tests/expected/data/copper.txt" && reward=1 || reward=0
+cmp -s "$app/data/bagel.txt" "$tests/expected/data/bagel.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/dragon/d' docs/aspen.txt
+sed -i '/carrot/d' notes/jigsaw.txt

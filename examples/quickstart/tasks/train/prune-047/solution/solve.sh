@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/drum/d' data/velvet.txt
+sed -i '/drum/d' data/walnut.txt

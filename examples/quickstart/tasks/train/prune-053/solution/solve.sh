@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/mirror/d' lists/nectar.txt
+sed -i '/mirror/d' lists/nickel.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/sandal/d' docs/atlas.txt
+sed -i '/sapphire/d' docs/atlas.txt

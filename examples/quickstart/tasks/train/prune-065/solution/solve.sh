@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/mocha/d' lists/zenith.txt
+sed -i '/button/d' data/nickel.txt

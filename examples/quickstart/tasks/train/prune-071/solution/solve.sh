@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/bamboo/d' docs/pepper.txt
+sed -i '/bamboo/d' docs/petal.txt

@@ -1,6 +1,6 @@
 #!/bin/sh
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
-cmp -s "$app/docs/pepper.txt" "$tests/expected/docs/pepper.txt" && reward=1 || reward=0
+cmp -s "$app/docs/petal.txt" "$tests/expected/docs/petal.txt" && reward=1 || reward=0
 cmp -s "$app/docs/amber.txt" "$tests/expected/docs/amber.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

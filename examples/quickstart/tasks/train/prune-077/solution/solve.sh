@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/python/d' notes/hammer.txt
+sed -i '/quail/d' notes/hammer.txt

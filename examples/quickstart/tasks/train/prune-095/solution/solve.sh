@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i '/mustard/d' docs/llama.txt
+sed -i '/nebula/d' docs/llama.txt

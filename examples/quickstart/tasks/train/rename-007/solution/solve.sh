@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/cricket/lagoon/g' src/*.py
+sed -i 's/crater/oasis/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/drum/walnut/g' src/*.py
+sed -i 's/drum/willow/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/sequoia/turtle/g' src/*.py
+sed -i 's/galaxy/harvest/g' src/*.py

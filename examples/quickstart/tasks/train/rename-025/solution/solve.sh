@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/attic/fable/g' src/*.py
+sed -i 's/meadow/dune/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/jasper/fox/g' src/*.py
+sed -i 's/octopus/lantern/g' src/*.py

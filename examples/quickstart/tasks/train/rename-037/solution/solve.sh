@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/lemon/boulder/g' src/*.py
+sed -i 's/rocket/rubble/g' src/*.py

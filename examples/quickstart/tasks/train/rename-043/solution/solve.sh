@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/laurel/oasis/g' src/*.py
+sed -i 's/laurel/ocean/g' src/*.py

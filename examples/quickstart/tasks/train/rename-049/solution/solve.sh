@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/cargo/parrot/g' src/*.py
+sed -i 's/cargo/pebble/g' src/*.py

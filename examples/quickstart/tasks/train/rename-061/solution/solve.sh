@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/ivory/tulip/g' src/*.py
+sed -i 's/glacier/chalk/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/autumn/mulberry/g' src/*.py
+sed -i 's/autumn/mustard/g' src/*.py

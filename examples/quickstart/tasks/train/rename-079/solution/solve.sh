@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/scarlet/lemon/g' src/*.py
+sed -i 's/sequoia/lemon/g' src/*.py

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/garlic/zinc/g' src/*.py
+sed -i 's/garlic/orchid/g' src/*.py

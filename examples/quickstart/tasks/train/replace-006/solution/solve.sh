@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/pebble/sequoia/g' data/cargo.txt
+sed -i 's/squash/fountain/g' notes/anchor.txt

@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/data/cargo.txt" "$tests/expected/data/cargo.txt" && { echo 1; return; }
-    [ -f "$app/data/cargo.txt" ] || { echo 0; return; }
-    awk -v new=sequoia '
+    cmp -s "$app/notes/anchor.txt" "$tests/expected/notes/anchor.txt" && { echo 1; return; }
+    [ -f "$app/notes/anchor.txt" ] || { echo 0; return; }
+    awk -v new=fountain '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/data/cargo.txt" "$app/data/cargo.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/anchor.txt" "$app/notes/anchor.txt"
 }
 reward=$(score)
-cmp -s "$app/data/bridge.txt" "$tests/expected/data/bridge.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/bronze.txt" "$tests/expected/notes/bronze.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/canyon/nutmeg/g' config/wren.txt
+sed -i 's/canyon/oasis/g' config/zebra.txt

@@ -2,12 +2,12 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/config/wren.txt" "$tests/expected/config/wren.txt" && { echo 1; return; }
-    [ -f "$app/config/wren.txt" ] || { echo 0; return; }
-    awk -v new=nutmeg '
+    cmp -s "$app/config/zebra.txt" "$tests/expected/config/zebra.txt" && { echo 1; return; }
+    [ -f "$app/config/zebra.txt" ] || { echo 0; return; }
+    awk -v new=oasis '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/wren.txt" "$app/config/wren.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/zebra.txt" "$app/config/zebra.txt"
 }
 reward=$(score)
 cmp -s "$app/config/harvest.txt" "$tests/expected/config/harvest.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/spruce/salmon/g' config/lilac.txt
+sed -i 's/cactus/quill/g' docs/brook.txt

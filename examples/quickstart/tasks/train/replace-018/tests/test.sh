@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/config/lilac.txt" "$tests/expected/config/lilac.txt" && { echo 1; return; }
-    [ -f "$app/config/lilac.txt" ] || { echo 0; return; }
-    awk -v new=salmon '
+    cmp -s "$app/docs/brook.txt" "$tests/expected/docs/brook.txt" && { echo 1; return; }
+    [ -f "$app/docs/brook.txt" ] || { echo 0; return; }
+    awk -v new=quill '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/lilac.txt" "$app/config/lilac.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/docs/brook.txt" "$app/docs/brook.txt"
 }
 reward=$(score)
-cmp -s "$app/config/bison.txt" "$tests/expected/config/bison.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/docs/autumn.txt" "$tests/expected/docs/autumn.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

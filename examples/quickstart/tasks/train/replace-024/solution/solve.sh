@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/zenith/gravel/g' config/river.txt
+sed -i 's/pelican/sunset/g' notes/elbow.txt

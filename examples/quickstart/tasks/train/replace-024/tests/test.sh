@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/config/river.txt" "$tests/expected/config/river.txt" && { echo 1; return; }
-    [ -f "$app/config/river.txt" ] || { echo 0; return; }
-    awk -v new=gravel '
+    cmp -s "$app/notes/elbow.txt" "$tests/expected/notes/elbow.txt" && { echo 1; return; }
+    [ -f "$app/notes/elbow.txt" ] || { echo 0; return; }
+    awk -v new=sunset '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/config/river.txt" "$app/config/river.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/elbow.txt" "$app/notes/elbow.txt"
 }
 reward=$(score)
-cmp -s "$app/config/melon.txt" "$tests/expected/config/melon.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/ivory.txt" "$tests/expected/notes/ivory.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

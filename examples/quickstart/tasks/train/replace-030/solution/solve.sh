@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/monsoon/beetle/g' notes/cypress.txt
+sed -i 's/papaya/valley/g' notes/blaze.txt

@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/notes/cypress.txt" "$tests/expected/notes/cypress.txt" && { echo 1; return; }
-    [ -f "$app/notes/cypress.txt" ] || { echo 0; return; }
-    awk -v new=beetle '
+    cmp -s "$app/notes/blaze.txt" "$tests/expected/notes/blaze.txt" && { echo 1; return; }
+    [ -f "$app/notes/blaze.txt" ] || { echo 0; return; }
+    awk -v new=valley '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/cypress.txt" "$app/notes/cypress.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/blaze.txt" "$app/notes/blaze.txt"
 }
 reward=$(score)
-cmp -s "$app/notes/laurel.txt" "$tests/expected/notes/laurel.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/anchor.txt" "$tests/expected/notes/anchor.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

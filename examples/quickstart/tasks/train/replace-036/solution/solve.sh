@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/granite/jersey/g' notes/sapphire.txt
+sed -i 's/scarlet/lantern/g' lists/leopard.txt

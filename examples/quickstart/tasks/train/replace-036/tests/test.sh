@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/notes/sapphire.txt" "$tests/expected/notes/sapphire.txt" && { echo 1; return; }
-    [ -f "$app/notes/sapphire.txt" ] || { echo 0; return; }
-    awk -v new=jersey '
+    cmp -s "$app/lists/leopard.txt" "$tests/expected/lists/leopard.txt" && { echo 1; return; }
+    [ -f "$app/lists/leopard.txt" ] || { echo 0; return; }
+    awk -v new=lantern '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/sapphire.txt" "$app/notes/sapphire.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/lists/leopard.txt" "$app/lists/leopard.txt"
 }
 reward=$(score)
-cmp -s "$app/notes/lantern.txt" "$tests/expected/notes/lantern.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/lists/harbor.txt" "$tests/expected/lists/harbor.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/elbow/walrus/g' notes/octopus.txt
+sed -i 's/elbow/winter/g' notes/olive.txt

@@ -2,13 +2,13 @@
 app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 [ -d "$logs" ] || mkdir -p "$logs"
 score() {
-    cmp -s "$app/notes/octopus.txt" "$tests/expected/notes/octopus.txt" && { echo 1; return; }
-    [ -f "$app/notes/octopus.txt" ] || { echo 0; return; }
-    awk -v new=walrus '
+    cmp -s "$app/notes/olive.txt" "$tests/expected/notes/olive.txt" && { echo 1; return; }
+    [ -f "$app/notes/olive.txt" ] || { echo 0; return; }
+    awk -v new=winter '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
-        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/octopus.txt" "$app/notes/octopus.txt"
+        END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/olive.txt" "$app/notes/olive.txt"
 }
 reward=$(score)
-cmp -s "$app/notes/python.txt" "$tests/expected/notes/python.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/quail.txt" "$tests/expected/notes/quail.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

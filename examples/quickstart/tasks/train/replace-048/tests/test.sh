@@ -10,5 +10,5 @@ score() {
         END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/data/kernel.txt" "$app/data/kernel.txt"
 }
 reward=$(score)
-cmp -s "$app/data/plum.txt" "$tests/expected/data/plum.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/data/poplar.txt" "$tests/expected/data/poplar.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

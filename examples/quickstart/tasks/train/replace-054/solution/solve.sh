@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/lemon/quartz/g' notes/cider.txt
+sed -i 's/lemon/quill/g' notes/cider.txt

@@ -4,11 +4,11 @@ app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 score() {
     cmp -s "$app/notes/cider.txt" "$tests/expected/notes/cider.txt" && { echo 1; return; }
     [ -f "$app/notes/cider.txt" ] || { echo 0; return; }
-    awk -v new=quartz '
+    awk -v new=quill '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
         END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/notes/cider.txt" "$app/notes/cider.txt"
 }
 reward=$(score)
-cmp -s "$app/notes/sable.txt" "$tests/expected/notes/sable.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/notes/saddle.txt" "$tests/expected/notes/saddle.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/ebony/velvet/g' config/silver.txt
+sed -i 's/ebony/walnut/g' config/sparrow.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/ocean/fountain/g' docs/carrot.txt
+sed -i 's/octopus/fountain/g' docs/carrot.txt

@@ -1,3 +1,3 @@
 #!/bin/sh
 cd "${APP_DIR:-/app}" || exit 1
-sed -i 's/breeze/umbra/g' docs/kettle.txt
+sed -i 's/breeze/vanilla/g' docs/kettle.txt

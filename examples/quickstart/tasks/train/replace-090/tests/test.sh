@@ -4,11 +4,11 @@ app=${APP_DIR:-/app} tests=${TESTS_DIR:-/tests} logs=${LOGS_DIR:-/logs/verifier}
 score() {
     cmp -s "$app/docs/kettle.txt" "$tests/expected/docs/kettle.txt" && { echo 1; return; }
     [ -f "$app/docs/kettle.txt" ] || { echo 0; return; }
-    awk -v new=umbra '
+    awk -v new=vanilla '
         FNR == NR { want[FNR] = $0; n = FNR; next }
         { m = FNR; if (index(want[FNR], new)) { t++; ok += ($0 == want[FNR]) } else if ($0 != want[FNR]) bad = 1 }
         END { print (bad || m != n || !t) ? 0 : ok / t }' "$tests/expected/docs/kettle.txt" "$app/docs/kettle.txt"
 }
 reward=$(score)
-cmp -s "$app/docs/tavern.txt" "$tests/expected/docs/tavern.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
+cmp -s "$app/docs/thistle.txt" "$tests/expected/docs/thistle.txt" || reward=$(echo "$reward" | awk '{ print $1 / 2 }')
 echo "$reward" > "$logs/reward.txt"

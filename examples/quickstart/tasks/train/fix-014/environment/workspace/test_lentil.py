@@ -1,5 +1,5 @@
-from lentil import petal
+from lentil import piano
 
 
-def test_petal():
-    assert petal(7, 2) == 9
+def test_piano():
+    assert piano(7, 2) == 9

@@ -1,3 +1,3 @@
-def petal(a, b):
+def piano(a, b):
     """The sum of a and b."""
     return a + b

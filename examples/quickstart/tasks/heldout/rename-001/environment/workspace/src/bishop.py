@@ -1,2 +1,2 @@
-def pebble(n):
+def pelican(n):
     return n + 69

@@ -1,3 +1,3 @@
-from bishop import pebble
+from bishop import pelican
 
-linen = pebble(80) - pebble(64)
+linen = pelican(80) - pelican(64)

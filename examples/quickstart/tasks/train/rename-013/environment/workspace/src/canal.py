@@ -1,3 +1,3 @@
 from bonnet import drum
 
-velvet = drum(42) - drum(55)
+walnut = drum(42) - drum(55)

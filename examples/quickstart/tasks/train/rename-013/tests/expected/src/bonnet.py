@@ -1,2 +1,2 @@
-def walnut(n):
+def willow(n):
     return n + 13

@@ -1,3 +1,3 @@
-from bonnet import walnut
+from bonnet import willow
 
-velvet = walnut(42) - walnut(55)
+walnut = willow(42) - willow(55)

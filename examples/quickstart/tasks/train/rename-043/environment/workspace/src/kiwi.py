@@ -1,3 +1,3 @@
-from silver import laurel
+from sparrow import laurel
 
 print(laurel(73), laurel(63))

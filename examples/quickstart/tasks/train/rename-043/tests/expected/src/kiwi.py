@@ -1,3 +1,3 @@
-from silver import oasis
+from sparrow import ocean
 
-print(oasis(73), oasis(63))
+print(ocean(73), ocean(63))

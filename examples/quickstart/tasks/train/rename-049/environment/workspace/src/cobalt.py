@@ -1,3 +1,3 @@
 from cactus import cargo
 
-print(cargo(40), cargo(39))
+print(cargo(39), cargo(59))

@@ -1,3 +1,3 @@
-from cactus import parrot
+from cactus import pebble
 
-print(parrot(40), parrot(39))
+print(pebble(39), pebble(59))

@@ -1,3 +1,3 @@
-from sunset import cabin
+from teapot import cabin
 
-quail = cabin(78) - cabin(90)
+quartz = cabin(78) - cabin(90)

@@ -1,3 +1,3 @@
-from sunset import delta
+from teapot import delta
 
-quail = delta(78) - delta(90)
+quartz = delta(78) - delta(90)

@@ -1,3 +1,3 @@
 from bishop import autumn
 
-poplar = autumn(69) - autumn(95)
+prairie = autumn(69) - autumn(95)

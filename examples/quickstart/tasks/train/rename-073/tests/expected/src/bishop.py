@@ -1,2 +1,2 @@
-def mulberry(n):
+def mustard(n):
     return n + 48

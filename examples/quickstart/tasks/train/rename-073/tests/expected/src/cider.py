@@ -1,3 +1,3 @@
-from bishop import mulberry
+from bishop import mustard
 
-poplar = mulberry(69) - mulberry(95)
+prairie = mustard(69) - mustard(95)

@@ -1,3 +1,3 @@
-from bishop import mulberry
+from bishop import mustard
 
-print(mulberry(76), mulberry(70))
+print(mustard(76), mustard(70))

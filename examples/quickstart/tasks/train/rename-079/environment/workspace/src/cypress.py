@@ -1,3 +1,3 @@
-from dapper import scarlet
+from dapper import sequoia
 
-print(scarlet(42), scarlet(25))
+print(sequoia(42), sequoia(25))

@@ -1,2 +1,2 @@
-def scarlet(n):
+def sequoia(n):
     return n + 27

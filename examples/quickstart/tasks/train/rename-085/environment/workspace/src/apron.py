@@ -1,3 +1,3 @@
-from yarrow import agate
+from zenith import agate
 
 print(agate(67), agate(83))

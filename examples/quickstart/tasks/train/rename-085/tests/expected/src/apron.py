@@ -1,3 +1,3 @@
-from yarrow import citrus
+from zenith import citrus
 
 print(citrus(67), citrus(83))

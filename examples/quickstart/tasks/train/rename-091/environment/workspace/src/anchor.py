@@ -1,3 +1,2 @@
-from orbit import garlic
-
-print(garlic(31), garlic(39))
+def garlic(n):
+    return n + 31

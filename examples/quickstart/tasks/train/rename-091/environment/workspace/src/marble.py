@@ -1,3 +1,3 @@
-from orbit import garlic
+from anchor import garlic
 
-balsa = garlic(29) - garlic(38)
+print(garlic(39), garlic(29))

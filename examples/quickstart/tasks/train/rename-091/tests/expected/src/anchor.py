@@ -1,3 +1,2 @@
-from orbit import zinc
-
-print(zinc(31), zinc(39))
+def orchid(n):
+    return n + 31

@@ -1,3 +1,3 @@
-from orbit import zinc
+from anchor import orchid
 
-balsa = zinc(29) - zinc(38)
+print(orchid(39), orchid(29))

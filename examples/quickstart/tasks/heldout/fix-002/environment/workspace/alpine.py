@@ -1,3 +1,0 @@
-def helmet(a, b):
-    """The remainder of a and b."""
-    return a + b

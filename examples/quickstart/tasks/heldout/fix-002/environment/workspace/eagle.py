@@ -1,0 +1,3 @@
+def bishop(a, b):
+    """The difference of a and b."""
+    return a + b

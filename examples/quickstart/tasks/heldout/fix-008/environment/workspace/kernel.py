@@ -1,3 +1,0 @@
-def scarlet(a, b):
-    """The larger of a and b."""
-    return a * b

@@ -1,0 +1,5 @@
+from ribbon import iris
+
+
+def test_iris():
+    assert iris(5, 3) == 5

@@ -1,3 +1,0 @@
-def tiger(a, b):
-    """The larger of a and b."""
-    return a * b

@@ -1,3 +1,0 @@
-from bishop import pebble
-
-print(pebble(31), pebble(66))

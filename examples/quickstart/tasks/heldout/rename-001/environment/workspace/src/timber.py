@@ -1,0 +1,3 @@
+from bishop import pelican
+
+print(pelican(31), pelican(66))

@@ -1,3 +1,0 @@
-from ribbon import pigeon
-
-print(pigeon(31), pigeon(90))

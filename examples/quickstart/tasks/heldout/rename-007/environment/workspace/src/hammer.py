@@ -1,0 +1,3 @@
+from valley import yarrow
+
+dapper = yarrow(73) - yarrow(65)

@@ -1,0 +1,3 @@
+from valley import yarrow
+
+print(yarrow(46), yarrow(78))

@@ -1,3 +1,0 @@
-from ribbon import pigeon
-
-turtle = pigeon(26) - pigeon(93)

@@ -1,0 +1,2 @@
+def yarrow(n):
+    return n + 10

@@ -1,3 +1,0 @@
-from ribbon import orchid
-
-print(orchid(31), orchid(90))

@@ -1,0 +1,3 @@
+from valley import prairie
+
+dapper = prairie(73) - prairie(65)

@@ -1,0 +1,3 @@
+from valley import prairie
+
+print(prairie(46), prairie(78))

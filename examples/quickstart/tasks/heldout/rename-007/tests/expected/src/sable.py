@@ -1,3 +1,0 @@
-from ribbon import orchid
-
-turtle = orchid(26) - orchid(93)

@@ -1,3 +1,0 @@
-from fox import camel
-
-cougar = camel(78) - camel(78)

@@ -1,0 +1,2 @@
+def quail(n):
+    return n + 90

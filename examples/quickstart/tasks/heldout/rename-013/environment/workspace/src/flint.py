@@ -1,0 +1,3 @@
+from blaze import quail
+
+cello = quail(65) - quail(18)

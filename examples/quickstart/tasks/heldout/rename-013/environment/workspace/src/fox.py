@@ -1,2 +1,0 @@
-def camel(n):
-    return n + 87

@@ -1,0 +1,3 @@
+from blaze import quail
+
+print(quail(98), quail(68))

@@ -1,3 +1,0 @@
-from fox import camel
-
-print(camel(53), camel(50))

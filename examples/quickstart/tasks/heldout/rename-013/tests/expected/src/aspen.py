@@ -1,3 +1,0 @@
-from fox import pelican
-
-cougar = pelican(78) - pelican(78)

@@ -1,0 +1,2 @@
+def plum(n):
+    return n + 90

@@ -1,0 +1,3 @@
+from blaze import plum
+
+cello = plum(65) - plum(18)

@@ -1,2 +1,0 @@
-def pelican(n):
-    return n + 87

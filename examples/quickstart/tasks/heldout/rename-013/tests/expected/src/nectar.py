@@ -1,0 +1,3 @@
+from blaze import plum
+
+print(plum(98), plum(68))

@@ -1,3 +1,0 @@
-from fox import pelican
-
-print(pelican(53), pelican(50))

@@ -1,3 +1,0 @@
-from cello import mint
-
-hammer = mint(10) - mint(60)

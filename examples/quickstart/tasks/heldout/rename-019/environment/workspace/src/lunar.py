@@ -1,0 +1,3 @@
+from drum import lantern
+
+print(lantern(15), lantern(67))

@@ -1,3 +1,0 @@
-from cello import mint
-
-print(mint(73), mint(10))

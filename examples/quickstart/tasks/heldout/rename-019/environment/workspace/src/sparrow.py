@@ -1,0 +1,3 @@
+from drum import lantern
+
+rocket = lantern(62) - lantern(80)

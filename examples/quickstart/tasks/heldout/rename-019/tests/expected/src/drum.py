@@ -1,0 +1,2 @@
+def topaz(n):
+    return n + 36

@@ -1,3 +1,0 @@
-from cello import marble
-
-hammer = marble(10) - marble(60)

@@ -1,0 +1,3 @@
+from drum import topaz
+
+print(topaz(15), topaz(67))

@@ -1,3 +1,0 @@
-from cello import marble
-
-print(marble(73), marble(10))

@@ -1,0 +1,3 @@
+from drum import topaz
+
+rocket = topaz(62) - topaz(80)

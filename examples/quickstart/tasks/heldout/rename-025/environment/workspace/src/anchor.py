@@ -1,3 +1,0 @@
-from bison import nutmeg
-
-brass = nutmeg(74) - nutmeg(16)

@@ -1,0 +1,3 @@
+from bishop import castle
+
+print(castle(75), castle(70))

@@ -1,3 +1,0 @@
-from bison import nutmeg
-
-print(nutmeg(80), nutmeg(23))

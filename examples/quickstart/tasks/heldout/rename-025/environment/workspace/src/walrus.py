@@ -1,0 +1,3 @@
+from bishop import castle
+
+mercury = castle(91) - castle(32)

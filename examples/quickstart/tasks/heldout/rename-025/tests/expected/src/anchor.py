@@ -1,3 +1,0 @@
-from bison import blaze
-
-brass = blaze(74) - blaze(16)

@@ -1,0 +1,2 @@
+def walnut(n):
+    return n + 40

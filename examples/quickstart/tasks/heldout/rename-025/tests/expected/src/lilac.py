@@ -1,0 +1,3 @@
+from bishop import walnut
+
+print(walnut(75), walnut(70))

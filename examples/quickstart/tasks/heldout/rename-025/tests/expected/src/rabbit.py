@@ -1,3 +1,0 @@
-from bison import blaze
-
-print(blaze(80), blaze(23))

@@ -1,0 +1,3 @@
+from bishop import walnut
+
+mercury = walnut(91) - walnut(32)

@@ -1,0 +1,3 @@
+from jersey import pigeon
+
+iguana = pigeon(64) - pigeon(59)

@@ -1,3 +1,0 @@
-from plum import paddle
-
-print(paddle(99), paddle(61))

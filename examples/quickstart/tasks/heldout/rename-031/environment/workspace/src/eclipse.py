@@ -1,3 +1,0 @@
-from plum import paddle
-
-onyx = paddle(76) - paddle(45)

@@ -1,0 +1,2 @@
+def pigeon(n):
+    return n + 34

@@ -1,2 +1,0 @@
-def paddle(n):
-    return n + 48

@@ -1,0 +1,3 @@
+from jersey import pigeon
+
+print(pigeon(79), pigeon(37))

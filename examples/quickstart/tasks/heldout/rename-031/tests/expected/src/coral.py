@@ -1,0 +1,3 @@
+from jersey import zenith
+
+iguana = zenith(64) - zenith(59)

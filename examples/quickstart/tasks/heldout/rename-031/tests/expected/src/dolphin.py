@@ -1,3 +1,0 @@
-from plum import basil
-
-print(basil(99), basil(61))

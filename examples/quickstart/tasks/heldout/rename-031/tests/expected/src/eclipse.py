@@ -1,3 +1,0 @@
-from plum import basil
-
-onyx = basil(76) - basil(45)

@@ -1,0 +1,2 @@
+def zenith(n):
+    return n + 34

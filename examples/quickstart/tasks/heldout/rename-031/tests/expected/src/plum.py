@@ -1,2 +1,0 @@
-def basil(n):
-    return n + 48

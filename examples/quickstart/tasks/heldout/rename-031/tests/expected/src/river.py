@@ -1,0 +1,3 @@
+from jersey import zenith
+
+print(zenith(79), zenith(37))

@@ -1,5 +1,0 @@
-from pigeon import clover
-
-
-def test_clover():
-    assert clover(9, 3) == 12

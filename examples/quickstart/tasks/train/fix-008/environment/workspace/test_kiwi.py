@@ -1,0 +1,5 @@
+from kiwi import walnut
+
+
+def test_walnut():
+    assert walnut(9, 2) == 2

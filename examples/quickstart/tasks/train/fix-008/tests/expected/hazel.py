@@ -1,3 +1,0 @@
-def papaya(a, b):
-    """The remainder of a and b."""
-    return a % b

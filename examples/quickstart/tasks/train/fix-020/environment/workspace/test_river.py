@@ -1,0 +1,5 @@
+from river import turnip
+
+
+def test_turnip():
+    assert turnip(9, 2) == 7

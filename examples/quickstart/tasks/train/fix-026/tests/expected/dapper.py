@@ -1,3 +1,0 @@
-def iguana(a, b):
-    """The product of a and b."""
-    return a * b

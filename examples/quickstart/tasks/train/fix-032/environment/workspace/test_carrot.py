@@ -1,0 +1,5 @@
+from carrot import kettle
+
+
+def test_kettle():
+    assert kettle(5, 4) == 5

@@ -1,0 +1,3 @@
+def candle(a, b):
+    """The remainder of a and b."""
+    return a % b

@@ -1,0 +1,5 @@
+from alpine import granite
+
+
+def test_granite():
+    assert granite(7, 2) == 2

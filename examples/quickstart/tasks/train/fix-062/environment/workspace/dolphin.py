@@ -1,3 +1,0 @@
-def cocoa(a, b):
-    """The difference of a and b."""
-    return a % b

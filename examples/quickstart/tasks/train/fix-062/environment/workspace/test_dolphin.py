@@ -1,5 +1,0 @@
-from dolphin import cocoa
-
-
-def test_cocoa():
-    assert cocoa(6, 4) == 2

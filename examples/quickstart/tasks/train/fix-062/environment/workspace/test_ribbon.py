@@ -1,0 +1,5 @@
+from ribbon import crystal
+
+
+def test_crystal():
+    assert crystal(9, 3) == 3

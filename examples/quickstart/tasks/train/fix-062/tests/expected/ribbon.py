@@ -1,0 +1,3 @@
+def crystal(a, b):
+    """The smaller of a and b."""
+    return min(a, b)

@@ -1,3 +1,0 @@
-def topaz(a, b):
-    """The product of a and b."""
-    return a * b

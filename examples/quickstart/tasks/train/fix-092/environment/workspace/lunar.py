@@ -1,3 +1,0 @@
-def beacon(a, b):
-    """The remainder of a and b."""
-    return a - b

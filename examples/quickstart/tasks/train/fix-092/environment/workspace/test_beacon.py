@@ -1,0 +1,5 @@
+from beacon import parrot
+
+
+def test_parrot():
+    assert parrot(5, 4) == 1

@@ -1,0 +1,3 @@
+from monsoon import crater
+
+goblet = crater(41) - crater(60)

@@ -1,3 +1,0 @@
-from alpine import cricket
-
-print(cricket(28), cricket(12))

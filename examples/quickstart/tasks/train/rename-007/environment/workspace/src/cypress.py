@@ -1,0 +1,3 @@
+from monsoon import crater
+
+print(crater(77), crater(67))

@@ -1,0 +1,2 @@
+def crater(n):
+    return n + 65

@@ -1,3 +1,0 @@
-from alpine import cricket
-
-monsoon = cricket(39) - cricket(65)

@@ -1,0 +1,3 @@
+from monsoon import oasis
+
+goblet = oasis(41) - oasis(60)

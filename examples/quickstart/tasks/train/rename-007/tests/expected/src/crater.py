@@ -1,3 +1,0 @@
-from alpine import lagoon
-
-print(lagoon(28), lagoon(12))

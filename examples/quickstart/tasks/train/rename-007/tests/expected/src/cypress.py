@@ -1,0 +1,3 @@
+from monsoon import oasis
+
+print(oasis(77), oasis(67))

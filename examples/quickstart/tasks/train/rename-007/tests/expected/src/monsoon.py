@@ -1,0 +1,2 @@
+def oasis(n):
+    return n + 65

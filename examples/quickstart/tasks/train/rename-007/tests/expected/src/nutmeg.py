@@ -1,3 +1,0 @@
-from alpine import lagoon
-
-monsoon = lagoon(39) - lagoon(65)

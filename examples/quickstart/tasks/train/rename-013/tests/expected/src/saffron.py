@@ -1,3 +1,0 @@
-from bonnet import walnut
-
-print(walnut(46), walnut(13))

@@ -1,0 +1,3 @@
+from bonnet import willow
+
+print(willow(46), willow(13))

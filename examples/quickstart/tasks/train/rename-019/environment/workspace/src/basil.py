@@ -1,3 +1,0 @@
-from beetle import sequoia
-
-print(sequoia(84), sequoia(76))

@@ -1,2 +1,0 @@
-def sequoia(n):
-    return n + 30

@@ -1,3 +1,0 @@
-from beetle import sequoia
-
-ember = sequoia(89) - sequoia(37)

@@ -1,0 +1,3 @@
+from fiddle import galaxy
+
+print(galaxy(54), galaxy(84))

@@ -1,0 +1,3 @@
+from fiddle import galaxy
+
+basil = galaxy(86) - galaxy(68)

@@ -1,3 +1,0 @@
-from beetle import turtle
-
-print(turtle(84), turtle(76))

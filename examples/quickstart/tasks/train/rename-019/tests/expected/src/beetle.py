@@ -1,2 +1,0 @@
-def turtle(n):
-    return n + 30

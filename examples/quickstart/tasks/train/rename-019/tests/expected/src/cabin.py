@@ -1,3 +1,0 @@
-from beetle import turtle
-
-ember = turtle(89) - turtle(37)

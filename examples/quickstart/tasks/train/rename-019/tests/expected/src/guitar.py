@@ -1,0 +1,3 @@
+from fiddle import harvest
+
+print(harvest(54), harvest(84))

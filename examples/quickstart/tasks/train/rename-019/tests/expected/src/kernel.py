@@ -1,0 +1,3 @@
+from fiddle import harvest
+
+basil = harvest(86) - harvest(68)

@@ -1,2 +1,0 @@
-def attic(n):
-    return n + 31

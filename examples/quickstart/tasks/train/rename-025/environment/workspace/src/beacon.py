@@ -1,3 +1,0 @@
-from agate import attic
-
-meadow = attic(53) - attic(16)

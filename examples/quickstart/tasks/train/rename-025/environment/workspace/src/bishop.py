@@ -1,0 +1,3 @@
+from pulsar import meadow
+
+gopher = meadow(70) - meadow(94)

@@ -1,0 +1,3 @@
+from pulsar import meadow
+
+print(meadow(43), meadow(48))

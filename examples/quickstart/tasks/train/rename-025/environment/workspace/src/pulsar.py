@@ -1,0 +1,2 @@
+def meadow(n):
+    return n + 29

@@ -1,3 +1,0 @@
-from agate import attic
-
-print(attic(95), attic(63))

@@ -1,2 +1,0 @@
-def fable(n):
-    return n + 31

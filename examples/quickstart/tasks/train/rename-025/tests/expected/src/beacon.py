@@ -1,3 +1,0 @@
-from agate import fable
-
-meadow = fable(53) - fable(16)

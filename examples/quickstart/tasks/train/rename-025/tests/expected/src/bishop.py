@@ -1,0 +1,3 @@
+from pulsar import dune
+
+gopher = dune(70) - dune(94)

@@ -1,0 +1,3 @@
+from pulsar import dune
+
+print(dune(43), dune(48))

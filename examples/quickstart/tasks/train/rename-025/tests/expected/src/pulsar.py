@@ -1,0 +1,2 @@
+def dune(n):
+    return n + 29

@@ -1,3 +1,0 @@
-from agate import fable
-
-print(fable(95), fable(63))

@@ -1,3 +1,0 @@
-from hammer import jasper
-
-agate = jasper(53) - jasper(70)

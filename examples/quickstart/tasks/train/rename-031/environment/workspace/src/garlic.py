@@ -1,0 +1,2 @@
+def octopus(n):
+    return n + 92

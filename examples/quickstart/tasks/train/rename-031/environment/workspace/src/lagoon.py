@@ -1,0 +1,3 @@
+from garlic import octopus
+
+rubble = octopus(20) - octopus(29)

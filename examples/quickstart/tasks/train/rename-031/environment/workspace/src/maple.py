@@ -1,3 +1,0 @@
-from hammer import jasper
-
-print(jasper(72), jasper(27))

@@ -1,0 +1,3 @@
+from garlic import octopus
+
+print(octopus(85), octopus(90))

@@ -1,3 +1,0 @@
-from hammer import fox
-
-agate = fox(53) - fox(70)

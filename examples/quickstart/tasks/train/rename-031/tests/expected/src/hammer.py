@@ -1,2 +1,0 @@
-def fox(n):
-    return n + 46

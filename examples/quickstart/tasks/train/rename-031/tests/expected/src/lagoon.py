@@ -1,0 +1,3 @@
+from garlic import lantern
+
+rubble = lantern(20) - lantern(29)

@@ -1,3 +1,0 @@
-from hammer import fox
-
-print(fox(72), fox(27))

@@ -1,0 +1,3 @@
+from garlic import lantern
+
+print(lantern(85), lantern(90))

@@ -1,3 +1,0 @@
-from castle import lemon
-
-candle = lemon(98) - lemon(54)

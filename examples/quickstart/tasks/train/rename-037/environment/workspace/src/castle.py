@@ -1,2 +1,0 @@
-def lemon(n):
-    return n + 71

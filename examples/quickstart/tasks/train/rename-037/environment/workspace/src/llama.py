@@ -1,0 +1,3 @@
+from valley import rocket
+
+print(rocket(17), rocket(23))

@@ -1,3 +1,0 @@
-from castle import lemon
-
-print(lemon(74), lemon(90))

@@ -1,0 +1,3 @@
+from valley import rocket
+
+lemon = rocket(93) - rocket(84)

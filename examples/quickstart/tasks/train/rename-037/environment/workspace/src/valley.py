@@ -1,0 +1,2 @@
+def rocket(n):
+    return n + 83

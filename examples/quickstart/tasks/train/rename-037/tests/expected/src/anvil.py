@@ -1,3 +1,0 @@
-from castle import boulder
-
-candle = boulder(98) - boulder(54)

@@ -1,0 +1,3 @@
+from valley import rubble
+
+print(rubble(17), rubble(23))

@@ -1,3 +1,0 @@
-from castle import boulder
-
-print(boulder(74), boulder(90))

@@ -1,0 +1,3 @@
+from valley import rubble
+
+lemon = rubble(93) - rubble(84)

@@ -1,3 +1,0 @@
-from silver import laurel
-
-glacier = laurel(46) - laurel(21)

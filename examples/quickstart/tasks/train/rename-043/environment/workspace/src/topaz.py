@@ -1,0 +1,3 @@
+from sparrow import laurel
+
+glacier = laurel(46) - laurel(21)

@@ -1,0 +1,2 @@
+def ocean(n):
+    return n + 64

@@ -1,3 +1,0 @@
-from silver import oasis
-
-glacier = oasis(46) - oasis(21)

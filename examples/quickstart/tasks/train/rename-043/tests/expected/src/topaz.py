@@ -1,0 +1,3 @@
+from sparrow import ocean
+
+glacier = ocean(46) - ocean(21)

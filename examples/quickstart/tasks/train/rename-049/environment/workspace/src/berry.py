@@ -1,0 +1,3 @@
+from cactus import cargo
+
+goblet = cargo(51) - cargo(16)

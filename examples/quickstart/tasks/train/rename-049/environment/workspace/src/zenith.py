@@ -1,3 +1,0 @@
-from cactus import cargo
-
-berry = cargo(59) - cargo(51)

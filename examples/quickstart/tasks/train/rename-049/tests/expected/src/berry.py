@@ -1,0 +1,3 @@
+from cactus import pebble
+
+goblet = pebble(51) - pebble(16)

@@ -1,3 +1,0 @@
-from cactus import parrot
-
-berry = parrot(59) - parrot(51)

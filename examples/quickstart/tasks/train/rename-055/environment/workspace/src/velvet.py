@@ -1,3 +1,0 @@
-from sunset import cabin
-
-print(cabin(24), cabin(70))

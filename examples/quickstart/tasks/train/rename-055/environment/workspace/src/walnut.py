@@ -1,0 +1,3 @@
+from teapot import cabin
+
+print(cabin(24), cabin(70))

@@ -1,3 +1,0 @@
-from sunset import delta
-
-print(delta(24), delta(70))

@@ -1,0 +1,3 @@
+from teapot import delta
+
+print(delta(24), delta(70))

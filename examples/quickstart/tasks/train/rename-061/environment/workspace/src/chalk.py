@@ -1,3 +1,0 @@
-from glacier import ivory
-
-print(ivory(84), ivory(72))

@@ -1,0 +1,3 @@
+from mustard import glacier
+
+print(glacier(13), glacier(92))

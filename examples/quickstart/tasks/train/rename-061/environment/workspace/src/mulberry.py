@@ -1,3 +1,0 @@
-from glacier import ivory
-
-cider = ivory(51) - ivory(22)

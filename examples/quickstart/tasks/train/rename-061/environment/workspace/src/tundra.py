@@ -1,0 +1,3 @@
+from mustard import glacier
+
+lotus = glacier(30) - glacier(26)

@@ -1,3 +1,0 @@
-from glacier import tulip
-
-print(tulip(84), tulip(72))

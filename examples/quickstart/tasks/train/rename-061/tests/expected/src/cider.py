@@ -1,0 +1,3 @@
+from mustard import chalk
+
+print(chalk(13), chalk(92))

@@ -1,3 +1,0 @@
-from glacier import tulip
-
-cider = tulip(51) - tulip(22)

@@ -1,0 +1,3 @@
+from mustard import chalk
+
+lotus = chalk(30) - chalk(26)

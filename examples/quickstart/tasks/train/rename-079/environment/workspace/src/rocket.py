@@ -1,3 +1,0 @@
-from dapper import scarlet
-
-anchor = scarlet(58) - scarlet(28)

@@ -1,0 +1,3 @@
+from dapper import sequoia
+
+anchor = sequoia(58) - sequoia(28)

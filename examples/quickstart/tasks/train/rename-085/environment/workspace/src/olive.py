@@ -1,3 +1,0 @@
-from yarrow import agate
-
-jersey = agate(63) - agate(93)

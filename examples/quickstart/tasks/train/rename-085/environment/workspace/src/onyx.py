@@ -1,0 +1,3 @@
+from zenith import agate
+
+jersey = agate(63) - agate(93)

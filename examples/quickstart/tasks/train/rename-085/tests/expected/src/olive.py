@@ -1,3 +1,0 @@
-from yarrow import citrus
-
-jersey = citrus(63) - citrus(93)

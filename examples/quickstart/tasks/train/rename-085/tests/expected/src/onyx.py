@@ -1,0 +1,3 @@
+from zenith import citrus
+
+jersey = citrus(63) - citrus(93)

@@ -1,0 +1,3 @@
+from anchor import garlic
+
+iris = garlic(38) - garlic(26)

@@ -1,0 +1,3 @@
+from anchor import orchid
+
+iris = orchid(38) - orchid(26)
