@@ -1,0 +1,175 @@
+"""A policy as Megatron-Core's `GPTModel` inside its `DistributedDataParallel`, in Hugging Face's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gyre.training import megatron_cpu, parallel
+from gyre.training.attention import PackedAttention
+from gyre.training.convert import hf_to_megatron, megatron_to_hf
+from gyre.training.hf_config import ModelShape, UnsupportedModelError, read_shape
+from gyre.training.logprobs import TargetLogprobs, TargetQuery
+from gyre.training.packing import pack
+from gyre.training.weights import read_hf_weights
+
+megatron_cpu.install()
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+
+@dataclass
+class Policy:
+    """A model ready for training. Gradients accumulate in `ddp`'s buffers until they are zeroed."""
+
+    shape: ModelShape
+    config: Any
+    """Megatron's TransformerConfig."""
+    ddp: Any
+    """Megatron's DistributedDataParallel around the GPTModel."""
+
+    @property
+    def model(self) -> Any:
+        """The GPTModel itself."""
+        return self.ddp.module
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Arithmetic of weights and activations."""
+        dtype: torch.dtype = self.config.params_dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        device: torch.device = next(self.ddp.parameters()).device
+        return device
+
+    def load_hf(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights, in place. Raises WeightsError for tensors that do not fit."""
+        state = hf_to_megatron(weights, self.shape)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(state.pop(name))
+        if state:
+            raise RuntimeError(f"the Megatron model has no parameter {next(iter(state))}")
+
+    def export_hf(self) -> dict[str, Tensor]:
+        """A copy of the weights by Hugging Face's names, float32."""
+        named = {name: p.detach() for name, p in self.model.named_parameters()}
+        return {name: t.to(torch.float32).clone() for name, t in megatron_to_hf(named, self.shape).items()}
+
+    def target_logprobs(self, sequences: Sequence[int], ids: Tensor, query: TargetQuery) -> TargetLogprobs:
+        """Log-probs of chosen tokens of sequences that lie one after another.
+
+        `sequences` are their lengths, `ids` [T] their token ids, and `query` says which tokens and at which
+        temperature. Differentiable.
+        """
+        packed, positions = pack(sequences, self.shape.head_dim, self.shape.rope_theta, self.dtype, self.device)
+        result: TargetLogprobs = self.ddp(
+            ids[None],
+            positions,
+            None,
+            packed_seq_params=packed,
+            output_processor=query.process,
+        )
+        return result
+
+    def logits(self, sequences: Sequence[int], ids: Tensor) -> Tensor:
+        """Logits [T, vocab] of every position: for tests and small inputs only."""
+        packed, positions = pack(sequences, self.shape.head_dim, self.shape.rope_theta, self.dtype, self.device)
+        logits: Tensor = self.ddp(ids[None], positions, None, packed_seq_params=packed)
+        return logits[0]
+
+
+def build_policy(
+    shape: ModelShape,
+    *,
+    dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    seed: int = 0,
+    init_std: float = 0.02,
+) -> Policy:
+    """A policy of `shape` with fresh random weights; makes Megatron's process groups if none are there.
+
+    `recompute`: activations are recomputed in the backward pass. `init_std`: of the normal initialisation. Raises
+    UnsupportedModelError where the process groups split a model (the conversion of weights is for whole tensors).
+    """
+    parallel.initialize(seed)
+    if parallel_state.get_tensor_model_parallel_world_size() * parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        raise UnsupportedModelError("tensor and pipeline parallel trainers need sharded conversion, not there yet")
+    config = TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        qk_layernorm=shape.qk_norm,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method_std=init_std,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        # The sum over a step's micro-batches is divided once, when the step ends (gyre.training.streaming).
+        calculate_per_token_loss=True,
+        # These need Transformer Engine, Apex or a compiler.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+    )
+    spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=shape.vocab,
+        max_sequence_length=shape.max_positions,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="none",  # rotary embedding happens in PackedAttention
+        parallel_output=True,
+    ).to(dtype)
+    if torch.cuda.is_available():
+        model = model.cuda()
+    gradients_in_float32 = dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ddp = DistributedDataParallel(
+        config=config,
+        ddp_config=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=gradients_in_float32, overlap_grad_reduce=False, use_distributed_optimizer=False
+        ),
+        module=model,
+    )
+    return Policy(shape=shape, config=config, ddp=ddp)
+
+
+def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32, recompute: bool = False, seed: int = 0) -> Policy:
+    """The policy in `folder` (Hugging Face's format), ready for training.
+
+    Raises UnsupportedModelError for a model that cannot be trained exactly, WeightsError for weights that do not fit.
+    """
+    policy = build_policy(read_shape(folder), dtype=dtype, recompute=recompute, seed=seed)
+    policy.load_hf(read_hf_weights(folder))
+    return policy

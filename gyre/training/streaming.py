@@ -1,0 +1,115 @@
+"""Megatron's own forward-backward schedule, one micro-batch at a time, and one optimizer step when the caller says so.
+
+Micro-batches come when their rollouts are ready; their number is not known before. Each adds its gradient, unscaled, to
+Megatron's float32 buffers; what the sum is divided by is given once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gyre.config import OptimizerConfig
+from gyre.training import megatron_cpu
+from gyre.training.model import Policy
+
+megatron_cpu.install()
+
+from megatron.core.distributed import finalize_model_grads  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig  # noqa: E402
+from megatron.core.optimizer import get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+
+Logs = TypeVar("Logs")
+
+
+class NonFiniteError(Exception):
+    """A loss or gradient that is not a finite number: the step is refused."""
+
+
+class StreamingStep:
+    """The accumulator and optimizer of one policy."""
+
+    def __init__(self, policy: Policy, optimizer: OptimizerConfig) -> None:
+        self.policy = policy
+        self.settings = optimizer
+        self.optimizer: Any = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                optimizer="adam",
+                lr=optimizer.lr,
+                adam_beta1=optimizer.beta1,
+                adam_beta2=optimizer.beta2,
+                adam_eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                clip_grad=optimizer.clip_grad,
+                params_dtype=policy.dtype,
+                bf16=policy.dtype == torch.bfloat16,
+            ),
+            [policy.ddp],
+        )
+        self._schedule = get_forward_backward_func()
+
+    def begin(self) -> None:
+        """Forget what was accumulated."""
+        self.policy.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def micro_batch(self, forward: Callable[[Policy], tuple[Tensor, Logs]]) -> Logs:
+        """Run forward and backward of one micro-batch and add its gradient.
+
+        `forward(policy)` gives the loss to add, a scalar, and what to return from here. Raises NonFiniteError for a
+        loss that is not finite; nothing is added then.
+        """
+
+        def step(_: object, model: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Logs]]]:
+            loss, logs = forward(self.policy)
+            if not math.isfinite(loss.item()):
+                raise NonFiniteError(f"the loss is {loss.item()}")
+            # Megatron sums the second part over micro-batches for its own divisor; ours comes in `finish`.
+            return loss, lambda output: (output, torch.zeros([], dtype=torch.int, device=output.device), logs)
+
+        config = self.policy.config
+        config.finalize_model_grads_func, config.no_sync_func = lambda *a, **k: None, nullcontext
+        with self.policy.ddp.no_sync():
+            [logs] = self._schedule(
+                forward_step_func=step,
+                data_iterator=iter([None]),
+                model=[self.policy.ddp],
+                num_microbatches=1,
+                seq_length=1,
+                micro_batch_size=1,
+                forward_only=False,
+            )
+        return logs  # type: ignore[no-any-return]
+
+    def buffers(self) -> list[Tensor]:
+        """The flat float32 tensors that gradients accumulate in (views: writing to them changes the accumulator)."""
+        return [b.grad_data for b in (*self.policy.ddp.buffers, *self.policy.ddp.expert_parallel_buffers)]
+
+    def finish(self, divisor: int, lr: float | None = None) -> float:
+        """Divide the accumulated gradient by `divisor`, clip it, take one Adam step; its norm before clipping.
+
+        `lr` replaces the settings' rate for this step. Raises NonFiniteError, before any weight changes, for a
+        gradient that is not finite.
+        """
+        self.check_finite()
+        count = torch.tensor(divisor, dtype=torch.int, device=self.policy.device)
+        finalize_model_grads([self.policy.ddp], count)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr if lr is None else lr
+        done, norm, _ = self.optimizer.step()
+        if not done:
+            raise NonFiniteError("Megatron's optimizer skipped the step")
+        return float(norm if norm is not None else self.optimizer.get_grad_norm())
+
+    def check_finite(self) -> None:
+        """Raise NonFiniteError if the accumulated gradient is not finite everywhere."""
+        for buffer in self.buffers():
+            # One pass: a sum of finite float32 that overflows is as unusable as one that is not a number.
+            if not math.isfinite(buffer.abs().sum().item()):
+                raise NonFiniteError(f"the accumulated gradient has {(~buffer.isfinite()).sum()} non-finite values")
