@@ -1,20 +1,53 @@
 """The tables of Gyre. Token ids are little-endian int32, log-probs little-endian float32, both in `bytea`.
 
-A row is written by one part only (named in each class), so that no two processes fight over a column.
+A row is written by one part only (named in each class), so that no two processes fight over a column. What must never
+be written at all (a reward that is not a number, a settled rollout with neither reward nor reason) is a CHECK.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, DateTime, ForeignKey, Index, LargeBinary, Text, UniqueConstraint, func
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
+def _one_of(column: str, *values: str) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ({', '.join(repr(v) for v in values)})", name=f"{column}_known")
+
+
+def _finite(column: str) -> CheckConstraint:
+    return CheckConstraint(f"{column} > '-Infinity' AND {column} < 'Infinity'", name=f"{column}_finite")
+
+
+BRANCH_KINDS = ("main", "main-summary", "sub-agent", "sub-agent-summary", "auxiliary")
+
+
 class Base(DeclarativeBase):
-    type_annotation_map = {
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {
         str: Text,
         dt.datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB,
@@ -29,9 +62,10 @@ class Run(Base):
     """One training run. Written by TrainingRun's activities."""
 
     __tablename__ = "runs"
+    __table_args__ = (_one_of("state", "running", "paused", "done", "stopped", "failed"),)
     id: Mapped[str] = mapped_column(primary_key=True)
     config: Mapped[dict[str, Any]]
-    state: Mapped[str]  # running | paused | done | stopped | failed
+    state: Mapped[str] = mapped_column(server_default="running")  # running | paused | done | stopped | failed
     workflow_id: Mapped[str]
     started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[dt.datetime | None]
@@ -41,11 +75,11 @@ class Step(Base):
     """One optimizer step. Written by TrainingStep's activities and, when it ends, by the central trainer."""
 
     __tablename__ = "steps"
-    __table_args__ = (UniqueConstraint("run_id", "index"),)
+    __table_args__ = (UniqueConstraint("run_id", "index"), _one_of("state", "open", "closed", "done"))
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     index: Mapped[int]  # 0-based; the optimizer step makes policy version index + 1
-    state: Mapped[str]  # open (groups run) | closed (all groups handed out) | done
+    state: Mapped[str] = mapped_column(server_default="open")  # open | closed (all groups handed out) | done
     min_version: Mapped[int]  # oldest policy version that may sample for it
     started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
     rollouts_done_at: Mapped[dt.datetime | None]
@@ -74,16 +108,22 @@ class Group(Base):
     """The rollouts of one task in one step, or in one evaluation. Written by the step's activities."""
 
     __tablename__ = "groups"
-    __table_args__ = (UniqueConstraint("step_id", "position"), UniqueConstraint("evaluation_id", "position"))
+    __table_args__ = (
+        UniqueConstraint("step_id", "position"),
+        UniqueConstraint("evaluation_id", "position"),
+        _one_of("state", "open", "settled", "handed_out"),
+        _one_of("outcome", "trained", "no_variance", "too_few_valid", "evaluation"),
+        CheckConstraint("(step_id IS NULL) <> (evaluation_id IS NULL)", name="one_parent"),
+    )
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
-    step_id: Mapped[int | None] = mapped_column(ForeignKey("steps.id"), index=True)
-    evaluation_id: Mapped[int | None] = mapped_column(ForeignKey("evaluations.id"), index=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), index=True)
+    step_id: Mapped[int | None] = mapped_column(ForeignKey("steps.id"))
+    evaluation_id: Mapped[int | None] = mapped_column(ForeignKey("evaluations.id"))
     position: Mapped[int]
     task: Mapped[str]  # task name, org/name
     task_path: Mapped[str]
     family: Mapped[str]  # metadata.family of the task, or ''
-    state: Mapped[str]  # open | settled | handed_out
+    state: Mapped[str] = mapped_column(server_default="open")  # open | settled | handed_out
     outcome: Mapped[str | None]  # trained | no_variance | too_few_valid | evaluation
     baseline: Mapped[float | None]  # mean of the valid rewards
     reward_std: Mapped[float | None]
@@ -94,13 +134,25 @@ class Rollout(Base):
     """One harness run on one task. Written by Rollout's activities."""
 
     __tablename__ = "rollouts"
-    __table_args__ = (UniqueConstraint("group_id", "member"),)
+    __table_args__ = (
+        UniqueConstraint("group_id", "member"),
+        Index(None, "run_id", "state"),
+        _one_of("state", "pending", "running", "scoring", "settled"),
+        _one_of("outcome", "completed", "timeout", "harness_error", "infrastructure", "evaluator"),
+        _finite("reward"),
+        _finite("advantage"),
+        CheckConstraint("exclude_reason IS NULL OR reward IS NULL", name="excluded_has_no_reward"),
+        CheckConstraint(
+            "state <> 'settled' OR (outcome IS NOT NULL AND (reward IS NULL) = (exclude_reason IS NOT NULL))",
+            name="settled_is_rewarded_or_excluded",
+        ),
+    )
     id: Mapped[str] = mapped_column(primary_key=True)  # made by gyre.store.names.rollout_id
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), index=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     group_id: Mapped[int] = mapped_column(ForeignKey("groups.id"))
     member: Mapped[int]
     token: Mapped[str] = mapped_column(unique=True)  # unguessable path prefix and API key
-    state: Mapped[str]  # pending | running | scoring | settled
+    state: Mapped[str] = mapped_column(server_default="pending")  # pending | running | scoring | settled
     outcome: Mapped[str | None]  # completed | timeout | harness_error | infrastructure | evaluator
     exclude_reason: Mapped[str | None]  # set: reward is not used (and is NULL)
     min_version: Mapped[int]  # the gateway routes only to cells that serve at least this version
@@ -124,7 +176,12 @@ class Score(Base):
     """One attempt at scoring. Written by the scoring activity."""
 
     __tablename__ = "scores"
-    __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)
+    __table_args__ = (
+        UniqueConstraint("rollout_id", "attempt"),
+        _one_of("status", "ok", "no_reward", "bad_reward", "killed", "error"),
+        _finite("reward"),
+        CheckConstraint("(status = 'ok') = (reward IS NOT NULL)", name="only_ok_has_a_reward"),
+    )
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"))
     attempt: Mapped[int]
@@ -136,13 +193,21 @@ class Score(Base):
 
 
 class Node(Base):
-    """A span of tokens in a rollout's tree; its path's tokens are its ancestors' and its own. Written by the gateway."""
+    """A span of tokens in a rollout's tree; its path is its ancestors' tokens and its own. Written by the gateway."""
 
     __tablename__ = "nodes"
+    __table_args__ = (
+        _one_of("kind", "prompt", "generated"),
+        CheckConstraint("length > 0 AND octet_length(token_ids) = 4 * length", name="token_ids_fit"),
+        CheckConstraint(
+            "(kind = 'generated') = (logprobs IS NOT NULL) AND octet_length(logprobs) = 4 * length", name="logprobs_fit"
+        ),
+        CheckConstraint("(kind = 'generated') = (version_spans IS NOT NULL)", name="generated_has_versions"),
+    )
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), index=True)
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("nodes.id"), index=True)
-    call_id: Mapped[int | None] = mapped_column(ForeignKey("calls.id"))  # the call that made it
+    call_id: Mapped[int | None] = mapped_column(ForeignKey("calls.id"), index=True)  # the call that made it
     kind: Mapped[str]  # prompt | generated
     start: Mapped[int]  # depth in tokens of its first token
     length: Mapped[int]
@@ -155,18 +220,23 @@ class Call(Base):
     """One model call. Written by the gateway: a row when it begins, completed before its last byte is sent."""
 
     __tablename__ = "calls"
-    __table_args__ = (UniqueConstraint("rollout_id", "seq"), Index("calls_status", "status"))
+    __table_args__ = (
+        UniqueConstraint("rollout_id", "seq"),
+        Index("ix_calls_running", "rollout_id", postgresql_where=text("status = 'running'")),
+        _one_of("status", "running", "complete", "incomplete", "refused"),
+        _one_of("kind", *BRANCH_KINDS),
+    )
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"))
     seq: Mapped[int]  # order of arrival within the rollout
     api: Mapped[str]  # openai-chat | openai-responses | anthropic-messages
     status: Mapped[str]  # running | complete | incomplete | refused
     kind: Mapped[str]  # kind of branch: main | main-summary | sub-agent | sub-agent-summary | auxiliary
-    leaf_id: Mapped[int | None] = mapped_column(ForeignKey("nodes.id", use_alter=True))  # its generated node
+    leaf_id: Mapped[int | None] = mapped_column(ForeignKey("nodes.id", use_alter=True), index=True)  # generated node
     parent_call_id: Mapped[int | None] = mapped_column(ForeignKey("calls.id"))  # the call whose branch it extends
     fork_reason: Mapped[str | None]  # why it did not simply extend: NULL for an extension, 'root' for a first call
     request_hash: Mapped[str]
-    request: Mapped[dict[str, Any]]  # raw messages as a delta to parent_call_id: {"base": n messages, "messages": [...]}
+    request: Mapped[dict[str, Any]]  # messages as a delta to parent_call_id: {"base": n messages, "messages": [...]}
     response: Mapped[dict[str, Any] | None]
     finish_reason: Mapped[str | None]
     prompt_tokens: Mapped[int | None]
@@ -208,8 +278,13 @@ class MicroBatch(Base):
     """
 
     __tablename__ = "micro_batches"
+    __table_args__ = (
+        Index(None, "step_id", "state"),
+        _one_of("state", "queued", "claimed", "held", "done"),
+        CheckConstraint("(state = 'queued') = (holder IS NULL)", name="queued_has_no_holder"),
+    )
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    step_id: Mapped[int] = mapped_column(ForeignKey("steps.id"), index=True)
+    step_id: Mapped[int] = mapped_column(ForeignKey("steps.id"))
     n_tokens: Mapped[int]
     n_targets: Mapped[int]
     state: Mapped[str] = mapped_column(server_default="queued")  # queued | claimed | held | done
@@ -225,6 +300,7 @@ class Cell(Base):
     """A cell as its agent last reported it. Written by the cell's agent; every update NOTIFYs `gyre_cells`."""
 
     __tablename__ = "cells"
+    __table_args__ = (_one_of("role", "rollout", "to_train", "train", "to_rollout", "down"),)
     name: Mapped[str] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(primary_key=True)
     central: Mapped[bool]
@@ -270,9 +346,10 @@ class CpuSample(Base):
     """CPU seconds that a component used since the sample before. Written by the supervisor."""
 
     __tablename__ = "cpu_samples"
+    __table_args__ = (Index(None, "run_id", "at"),)
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     run_id: Mapped[str | None]
     component: Mapped[str]  # temporal, postgres, gateway, control, rollout-host, harness, agent, engine, trainer
     cell: Mapped[str | None]
     cpu_s: Mapped[float]
-    at: Mapped[dt.datetime] = mapped_column(server_default=func.now(), index=True)
+    at: Mapped[dt.datetime] = mapped_column(server_default=func.now())

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -149,7 +150,7 @@ class PostgresServer:
 
 
 def _spawn(argv: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # Its own process group, so that Ctrl-C in a terminal reaches the supervisor alone and the order of stopping is kept.
+    # Its own process group: Ctrl-C in a terminal must reach the supervisor alone, which keeps the order of stopping.
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
@@ -161,10 +162,8 @@ def _password(data_dir: Path) -> str:
         temporary = path.with_name(f"password.{os.getpid()}")
         temporary.touch(mode=0o600)
         temporary.write_text(secrets.token_urlsafe(24))
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(temporary, path)  # atomic, and keeps the file of whoever came first
-        except FileExistsError:
-            pass
         temporary.unlink()
     return path.read_text().strip()
 

@@ -1,0 +1,1 @@
+CREATE OR REPLACE VIEW rollout_summary AS SELECT 1;
