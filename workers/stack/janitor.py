@@ -1,0 +1,31 @@
+"""`python -m workers.stack.janitor DATA`: ends what a killed supervisor leaves behind.
+
+Its standard input is a pipe that only the supervisor holds open. When that ends without the word "bye", the
+supervisor was killed, and every process of the stack at DATA is ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from workers.stack.lock import StackLock
+from workers.stack.sweep import sweep
+
+
+def main(data: Path) -> None:
+    """Wait for the supervisor's end, then clean up if need be."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.stdin.buffer.read().endswith(b"bye"):
+        return
+    lock = StackLock(data)
+    if lock.acquire() is not None:
+        return  # a new supervisor is there already, and has swept before it started anything
+    sweep(data, grace_s=3.0)
+    lock.release()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,58 @@
+"""Ports of the stack: chosen once, kept in stack.json, so that URLs handed out stay valid over restarts."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+NAMES = ("postgres", "temporal", "ui", "temporal_http", "temporal_metrics", "gateway")
+
+# Below Linux's range of ephemeral ports: there, an outgoing connection of anybody could sit on a port of ours while
+# the process that listens on it is being restarted.
+_RANGE = range(20000, 30000)
+
+
+class PortError(Exception):
+    """A port that the run file asks for cannot be had; the message is one line."""
+
+
+def choose_ports(wanted: dict[str, int], kept: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+    """Ports by name: the one `wanted` (nonzero), else the one `kept` from before if free, else any free one.
+
+    Returns the ports and the names of kept ports that had to change. Raises PortError where a wanted one is taken.
+    """
+    chosen: dict[str, int] = {}
+    changed: list[str] = []
+    for name in NAMES:
+        want, keep = wanted.get(name, 0), kept.get(name, 0)
+        if want:
+            if want in chosen.values() or not is_free(want):
+                raise PortError(f"stack.{name}_port: port {want} is in use; choose another one, or 0 for any free one")
+            chosen[name] = want
+        elif keep and keep not in chosen.values() and is_free(keep):
+            chosen[name] = keep
+        else:
+            chosen[name] = _any_free(set(chosen.values()) | set(wanted.values()) | set(kept.values()))
+            if keep:
+                changed.append(name)
+    return chosen, changed
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on 127.0.0.1:port now."""
+    with socket.socket() as probe:
+        # As servers do: connections in TIME_WAIT from a run before do not make a port taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _any_free(taken: set[int]) -> int:
+    for port in random.sample(_RANGE, k=200):
+        if port not in taken and is_free(port):
+            return port
+    raise PortError(f"no free port between {_RANGE.start} and {_RANGE.stop}; end what uses them")

