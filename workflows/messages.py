@@ -80,6 +80,7 @@ class RunState:
 
     next_step: int = 0  # index of the next step to open
     open_steps: list[int] = field(default_factory=list)
+    steps_done: int = 0
     version: int = 0  # newest policy version
     evaluated: list[int] = field(default_factory=list)  # versions
     reward: float | None = None  # mean reward of the newest finished step
@@ -136,10 +137,13 @@ class OpenRun:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The run's row exists and its task folders are sound."""
+    """The run's row exists and its task folders are sound; the rest is where an earlier workflow of it came to."""
 
     tasks: int
     heldout: int
+    steps_done: int = 0
+    version: int = 0
+    evaluated: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class GroupRef:
 
 @dataclass(frozen=True)
 class OpenedStep:
-    """Rows of a step, its groups and its rollouts exist. Rollouts that were settled before are in `settled`."""
+    """Rows of a step, its groups and its rollouts exist."""
 
     step_id: int
     min_version: int
@@ -280,9 +284,10 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The host that holds the workspace."""
+    """The host that holds the workspace; `settled` where an earlier workflow brought the rollout to its end."""
 
     host: str
+    settled: RolloutResult | None = None
 
 
 @dataclass(frozen=True)
@@ -411,6 +416,7 @@ class Observation:
     running: int  # rollouts launched and not settled
     open_groups: int  # groups not handed out
     ready_tokens: int  # tokens handed out for training so far
+    window: int  # rollouts that the source may have running
     closed: bool = False  # every group is handed out, the optimizer step is due
     done: bool = False  # the source is over
 
@@ -421,8 +427,19 @@ class SchedulerInput:
 
     plan: RunPlan
     sources: list[Observation] = field(default_factory=list)
-    roles: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)  # phase of each cell, as it last said
+    told: dict[str, str] = field(default_factory=dict)  # role that each cell was last told
     switches: int = 0
+
+
+@dataclass(frozen=True)
+class SchedulerView:
+    """Answer of ElasticScheduler's query `view`."""
+
+    water_level: int
+    backlog_tokens: int
+    roles: dict[str, str]
+    switches: int
 
 
 @dataclass(frozen=True)

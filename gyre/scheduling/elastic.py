@@ -1,0 +1,75 @@
+"""The elastic policy: cells move to training as the water level falls, and back as it rises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gyre.scheduling.types import CellView, ClusterView, Decision
+
+
+@dataclass(frozen=True)
+class ElasticPolicy:
+    """Serving comes first; what serving does not need may train.
+
+    With S the cells that serve and c(S) the rollouts they can hold:
+
+    - a cell leaves S only if c(S without it) >= (1 + hysteresis) * water level, and some cell stays while the level
+      is above zero; the central cell leaves first, then satellites, the smallest first;
+    - n cells are wanted in training: none below `min_backlog_tokens`, then one for every `min_backlog_tokens` of
+      backlog; at least the central one when a step is closed, since only it can take the optimizer step;
+    - satellites come back when the level exceeds c(S); the central cell too, unless there is work for it and another
+      cell serves; every cell comes back when no step has anything left to train.
+
+    A cell that left under the first rule comes back only after the level has grown by the hysteresis, so a level
+    that wavers moves nothing.
+    """
+
+    min_backlog_tokens: int = 2048
+    hysteresis: float = 0.125
+
+    def decide(self, view: ClusterView) -> Mapping[str, Decision]:
+        decisions = {c.name: Decision(c.heading, "as it is") for c in view.cells}
+        if view.steps_closed == 0 and view.backlog_tokens == 0 and view.open_groups == 0:
+            return {c.name: Decision("rollout", "nothing to train") for c in view.cells}
+        heading_serve = [c for c in view.cells if c.heading == "rollout"]
+        capacity = sum(c.max_running for c in heading_serve)
+        if view.water_level > 0 and (not heading_serve or view.water_level > capacity):
+            return decisions | self._come_back(view, capacity, bool(heading_serve))
+        return decisions | self._leave(view)
+
+    def wanted(self, view: ClusterView) -> int:
+        """Cells wanted in training."""
+        by_backlog = min(view.backlog_tokens // max(1, self.min_backlog_tokens), len(view.cells))
+        return max(by_backlog, 1 if view.steps_closed else 0)
+
+    def _come_back(self, view: ClusterView, capacity: int, served: bool) -> dict[str, Decision]:
+        back: dict[str, Decision] = {}
+        has_work = view.steps_closed > 0 or view.backlog_tokens > 0
+        for cell in sorted((c for c in view.cells if c.heading == "train"), key=_leaving_order, reverse=True):
+            if (served and capacity >= view.water_level) or (cell.central and has_work and served):
+                continue
+            back[cell.name] = Decision("rollout", f"water level {view.water_level} exceeds capacity {capacity}")
+            capacity, served = capacity + cell.max_running, True
+        return back
+
+    def _leave(self, view: ClusterView) -> dict[str, Decision]:
+        leave: dict[str, Decision] = {}
+        missing = self.wanted(view) - sum(c.heading == "train" for c in view.cells)
+        if view.steps_closed and any(c.central and c.heading == "rollout" for c in view.cells):
+            missing = max(missing, 1)  # a satellite cannot take the optimizer step
+        serving = [c for c in view.cells if c.role == "rollout"]
+        capacity = sum(c.max_running for c in serving)
+        needed = view.water_level * (1 + self.hysteresis)
+        for cell in sorted(serving, key=_leaving_order):
+            remaining = capacity - cell.max_running
+            if missing <= 0 or (view.water_level > 0 and (remaining < needed or len(serving) - len(leave) < 2)):
+                break
+            why = f"{view.backlog_tokens} tokens to train" + (", step closed" if view.steps_closed else "")
+            leave[cell.name] = Decision("train", f"{why}; {remaining} slots hold water level {view.water_level}")
+            capacity, missing = remaining, missing - 1
+        return leave
+
+
+def _leaving_order(cell: CellView) -> tuple[bool, int, str]:
+    return (not cell.central, cell.max_running, cell.name)

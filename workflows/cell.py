@@ -1,0 +1,122 @@
+"""Cell: the lock of one cell. One role change at a time, and while the role is `train`, training runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import attributes as a
+    from workflows import messages as m
+    from workflows import verbs
+    from workflows.names import scheduler_workflow
+
+
+@workflow.defn
+class Cell:
+    """States: rollout -> to_train -> train -> to_rollout -> rollout. Signals: `set_role`, `new_version`, `stop`."""
+
+    @workflow.init
+    def __init__(self, start: m.CellInput) -> None:
+        self._plan, self._name = start.plan, start.cell
+        self._role, self._want, self._reason = start.role, start.want, start.reason
+        self._version, self._loaded, self._changes = start.version, start.loaded, start.changes
+        self._stopped = False
+        self._phases: dict[str, float] = {}
+
+    @workflow.signal
+    def set_role(self, role: m.SetRole) -> None:
+        self._want, self._reason = role.role, role.reason
+
+    @workflow.signal
+    def new_version(self, version: int) -> None:
+        self._version = max(self._version, version)
+
+    @workflow.signal
+    def stop(self) -> None:
+        self._stopped = True
+
+    @workflow.query
+    def role(self) -> m.CellChanged:
+        return m.CellChanged(self._name, self._role)
+
+    @workflow.run
+    async def run(self, start: m.CellInput) -> None:
+        self._show()
+        while not self._stopped:
+            if self._role == "rollout":
+                await self._serve()
+            else:
+                await self._train()
+            if not self._stopped and workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(
+                    m.CellInput(
+                        self._plan, self._name, self._role, self._want, self._reason,
+                        self._version, self._loaded, self._changes,
+                    )
+                )  # fmt: skip
+
+    async def _serve(self) -> None:
+        """One thing that happens while the cell serves: a change of role, or new weights."""
+        await workflow.wait_condition(
+            lambda: self._stopped or self._want == "train" or self._version > self._loaded
+        )
+        if self._stopped:
+            return
+        if self._want == "train":
+            await self._become("to_train")
+            switched = await verbs.cell_to_train(m.CellSwitch(self._plan.run_id, self._name, self._reason))
+            await self._reached(switched)
+            return
+        serving = await verbs.cell_load_weights(m.CellWeights(self._plan.run_id, self._name, self._version))
+        self._loaded = max(self._loaded, serving.version, self._version)
+        self._show()
+
+    async def _train(self) -> None:
+        """Training until the cell is wanted elsewhere; then the way back."""
+        training = verbs.start_cell_train(m.CellTrain(self._plan.run_id, self._name))
+        await workflow.wait_condition(lambda: self._stopped or self._want == "rollout" or training.done())
+        if not training.done():
+            training.cancel()
+        try:
+            await training
+        except ActivityError as error:
+            workflow.logger.info("cell_train ended: %s", error.cause)
+        except asyncio.CancelledError:
+            if workflow.cancellation_reason() is not None:
+                raise
+        if self._stopped or self._want != "rollout":
+            return
+        await self._become("to_rollout")
+        switched = await verbs.cell_to_rollout(m.CellSwitch(self._plan.run_id, self._name, self._reason))
+        self._loaded = max(self._loaded, switched.version)
+        await self._reached(switched)
+
+    async def _become(self, role: str) -> None:
+        self._role, self._phases = role, {}
+        self._changes += 1
+        await self._tell()
+
+    async def _reached(self, switched: m.CellSwitched) -> None:
+        self._role, self._phases = switched.role, switched.phases
+        await self._tell()
+
+    async def _tell(self) -> None:
+        workflow.upsert_search_attributes([a.ROLE.value_set(self._role), a.VERSION.value_set(self._loaded)])
+        self._show()
+        try:
+            await workflow.get_external_workflow_handle(scheduler_workflow(self._plan.run_id)).signal(
+                "cell_changed", m.CellChanged(self._name, self._role)
+            )
+        except ApplicationError:
+            workflow.logger.warning("the scheduler is over")
+
+    def _show(self) -> None:
+        phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self._phases.items())
+        workflow.set_current_details(
+            f"**{self._name}**: {self._role}" + (f" ({self._reason})" if self._reason else "")
+            + f"\n\nserves v{self._loaded}, newest v{self._version} · {self._changes} role changes"
+            + (f"\n\nlast change: {phases}" if phases else "")
+        )

@@ -1,0 +1,131 @@
+"""Launching the rollouts of groups within a window, whole groups first. Shared by TrainingStep and Evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import attributes as a
+    from workflows import messages as m
+    from workflows import verbs
+
+GroupSettled = Callable[[m.GroupRef, list[m.RolloutResult]], Awaitable[None]]
+
+
+class Launcher:
+    """Runs every member of `groups` as a Rollout child, at most `window` at once, in the order of the groups.
+
+    `settled` is awaited once for every group, when its last member is settled; `changed` is called whenever a
+    rollout starts or settles.
+    """
+
+    def __init__(
+        self, plan: m.RunPlan, step: int | None, window: int, settled: GroupSettled, changed: Callable[[], None]
+    ) -> None:
+        self.window = window
+        self.paused = False
+        self.running = 0
+        self.results: list[m.RolloutResult] = []
+        self._plan, self._step = plan, step
+        self._settled, self._changed = settled, changed
+        self._queue: deque[tuple[m.GroupRef, str]] = deque()
+        self._members: dict[int, list[m.RolloutResult]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+
+    @property
+    def queued(self) -> int:
+        """Rollouts that wait for their launch."""
+        return len(self._queue)
+
+    async def run(self, groups: list[m.GroupRef]) -> None:
+        """Returns when every group is settled and `settled` has returned for it."""
+        self._queue.extend((group, rollout) for group in groups for rollout in group.rollouts)
+        try:
+            while self._queue or self._tasks:
+                while self._queue and not self.paused and self.running < self.window:
+                    self._launch(*self._queue.popleft())
+                self._changed()
+                await workflow.wait_condition(self._may_go_on)
+                if self._error is not None:
+                    raise self._error
+        except BaseException:
+            await self._cancel()
+            raise
+
+    def _may_go_on(self) -> bool:
+        may_launch = bool(self._queue) and not self.paused and self.running < self.window
+        return self._error is not None or may_launch or not (self._queue or self._tasks)
+
+    def _launch(self, group: m.GroupRef, rollout: str) -> None:
+        self.running += 1
+        task = asyncio.create_task(self._one(group, rollout))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and self._error is None:
+            self._error = task.exception()
+
+    async def _one(self, group: m.GroupRef, rollout: str) -> None:
+        try:
+            result = await self._child(group, rollout)
+        finally:
+            self.running -= 1
+        self.results.append(result)
+        members = self._members.setdefault(group.group_id, [])
+        members.append(result)
+        self._changed()
+        if len(members) == len(group.rollouts):
+            await self._settled(group, members)
+
+    async def _child(self, group: m.GroupRef, rollout: str) -> m.RolloutResult:
+        plan = self._plan
+        where = f"step {self._step}" if self._step is not None else "evaluation"
+        try:
+            return await workflow.execute_child_workflow(
+                "Rollout",
+                m.RolloutInput(
+                    plan.run_id,
+                    rollout,
+                    group.task,
+                    group.family,
+                    plan.harness,
+                    self._step,
+                    plan.time_limit_s,
+                    plan.score_time_limit_s,
+                    plan.score_attempts,
+                ),
+                id=rollout,
+                result_type=m.RolloutResult,
+                parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+                search_attributes=a.attributes(
+                    (a.RUN, plan.run_id),
+                    (a.STEP, self._step),
+                    (a.TASK, group.task),
+                    (a.FAMILY, group.family or None),
+                    (a.HARNESS, plan.harness),
+                    (a.STATE, "running"),
+                ),
+                static_summary=f"{group.task} · {where}",
+                static_details=f"Member of group {group.position} of {where}: `{plan.harness}` on `{group.task}`.",
+            )
+        except ChildWorkflowError as error:
+            if asyncio.current_task() is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            # One rollout was cancelled by an operator or has a fault of its own: the others go on without it.
+            reason = "cancelled" if is_cancelled_exception(error) else "workflow_failed"
+            return await verbs.settle(m.SettleRollout(plan.run_id, rollout, "infrastructure", reason))
+
+    async def _cancel(self) -> None:
+        self._queue.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,215 @@
+"""The activities as workflows call them: queue, time-outs, retries and summary of each in one place.
+
+Activities are called by name, so that a workflow never imports what they need.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import messages as m
+    from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue, host_queue
+
+T = TypeVar("T")
+
+HOST_LOST_AFTER = timedelta(minutes=5)
+"""A host whose queue takes nothing for so long is lost: its rollouts begin anew elsewhere."""
+HOST_HEARTBEAT = timedelta(seconds=20)
+CELL_HEARTBEAT = timedelta(seconds=30)
+
+BAD_INPUT = ["ConfigError", "TaskError", "HarnessError", "ValueError"]
+"""Error types that no retry mends."""
+
+_DATABASE = RetryPolicy(
+    initial_interval=timedelta(milliseconds=200),
+    maximum_interval=timedelta(seconds=5),
+    non_retryable_error_types=BAD_INPUT,
+)
+_FOREVER = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10))
+_PREPARE = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5, non_retryable_error_types=BAD_INPUT)
+_HARNESS = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=10),
+    non_retryable_error_types=BAD_INPUT,
+)
+_SCORE = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=30),
+    non_retryable_error_types=BAD_INPUT,
+)
+"""The evaluator's attempts are counted in the table `scores`; the activity ends by itself after the last one."""
+
+
+async def _database(name: str, argument: object, result: type[T], summary: str, limit_s: float = 30) -> T:
+    found: T = await workflow.execute_activity(
+        name,
+        argument,
+        result_type=result,
+        task_queue=CONTROL_QUEUE,
+        start_to_close_timeout=timedelta(seconds=limit_s),
+        retry_policy=_DATABASE,
+        summary=summary,
+    )
+    return found
+
+
+async def open_run(argument: m.OpenRun) -> m.OpenedRun:
+    return await _database("open_run", argument, m.OpenedRun, "check tasks, open the run's row", 120)
+
+
+async def mark_run(argument: m.MarkRun) -> None:
+    await _database("mark_run", argument, type(None), argument.state)
+
+
+async def end_run(argument: m.EndRun) -> None:
+    await _database("end_run", argument, type(None), argument.state)
+
+
+async def open_step(argument: m.OpenStep) -> m.OpenedStep:
+    return await _database("open_step", argument, m.OpenedStep, f"step {argument.index}: groups and rollouts", 60)
+
+
+async def hand_out_group(argument: m.HandOut, group: m.GroupRef) -> m.HandedOut:
+    summary = f"group {group.position} {group.task}: advantages, samples, micro-batches"
+    return await _database("hand_out_group", argument, m.HandedOut, summary, 300)
+
+
+async def close_step(argument: m.CloseStep) -> None:
+    await _database("close_step", argument, type(None), "all groups handed out")
+
+
+async def open_evaluation(argument: m.OpenEvaluation) -> m.OpenedEvaluation:
+    return await _database(
+        "open_evaluation", argument, m.OpenedEvaluation, f"held-out tasks at v{argument.version}", 60
+    )
+
+
+async def finish_evaluation(argument: m.FinishEvaluation) -> m.EvaluationResult:
+    return await _database("finish_evaluation", argument, m.EvaluationResult, "success over valid rollouts")
+
+
+async def settle(argument: m.SettleRollout) -> m.RolloutResult:
+    return await _database("settle", argument, m.RolloutResult, f"without reward: {argument.exclude_reason}")
+
+
+async def rollout_facts(argument: m.RolloutFactsRequest) -> m.RolloutFacts:
+    return await _database("rollout_facts", argument, m.RolloutFacts, "what was sampled before the host was lost")
+
+
+async def read_backlog(argument: m.BacklogRequest) -> m.Backlog:
+    """A local activity: one indexed query, many times a step."""
+    return await workflow.execute_local_activity(
+        "read_backlog",
+        argument,
+        result_type=m.Backlog,
+        start_to_close_timeout=timedelta(seconds=5),
+        retry_policy=_DATABASE,
+    )
+
+
+async def prepare(argument: m.Prepare, task: str) -> m.Prepared:
+    return await workflow.execute_activity(
+        "prepare",
+        argument,
+        result_type=m.Prepared,
+        task_queue=ROLLOUTS_QUEUE,
+        start_to_close_timeout=timedelta(minutes=2),
+        retry_policy=_PREPARE,
+        summary=f"workspace of {task}" + (f", attempt {argument.attempt}" if argument.attempt > 1 else ""),
+    )
+
+
+async def run_harness(argument: m.RunHarness, host: str, harness: str) -> m.HarnessEnd:
+    return await workflow.execute_activity(
+        "run_harness",
+        argument,
+        result_type=m.HarnessEnd,
+        task_queue=host_queue(host),
+        schedule_to_start_timeout=HOST_LOST_AFTER,
+        start_to_close_timeout=timedelta(seconds=argument.time_limit_s) + timedelta(minutes=10),
+        heartbeat_timeout=HOST_HEARTBEAT,
+        retry_policy=_HARNESS,
+        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        summary=f"{harness} on {host}, limit {argument.time_limit_s:g} s",
+    )
+
+
+async def score(argument: m.ScoreRollout, host: str) -> m.Scored:
+    return await workflow.execute_activity(
+        "score",
+        argument,
+        result_type=m.Scored,
+        task_queue=host_queue(host),
+        schedule_to_start_timeout=HOST_LOST_AFTER,
+        start_to_close_timeout=timedelta(seconds=argument.time_limit_s) + timedelta(minutes=2),
+        heartbeat_timeout=HOST_HEARTBEAT,
+        retry_policy=_SCORE,
+        summary=f"hidden tests after {argument.outcome}, at most {argument.score_attempts} attempts",
+    )
+
+
+async def cell_to_train(argument: m.CellSwitch) -> m.CellSwitched:
+    return await _switch("cell_to_train", argument)
+
+
+async def cell_to_rollout(argument: m.CellSwitch) -> m.CellSwitched:
+    return await _switch("cell_to_rollout", argument)
+
+
+async def _switch(name: str, argument: m.CellSwitch) -> m.CellSwitched:
+    return await workflow.execute_activity(
+        name,
+        argument,
+        result_type=m.CellSwitched,
+        task_queue=cell_queue(argument.run_id, argument.cell),
+        start_to_close_timeout=timedelta(minutes=30),
+        heartbeat_timeout=CELL_HEARTBEAT,
+        retry_policy=_FOREVER,
+        summary=argument.reason,
+    )
+
+
+def start_cell_train(argument: m.CellTrain) -> workflow.ActivityHandle[m.CellTrained]:
+    """Runs until it is cancelled; its worker ends it between two micro-batches."""
+    return workflow.start_activity(
+        "cell_train",
+        argument,
+        result_type=m.CellTrained,
+        task_queue=cell_queue(argument.run_id, argument.cell),
+        start_to_close_timeout=timedelta(days=30),
+        heartbeat_timeout=CELL_HEARTBEAT,
+        retry_policy=_FOREVER,
+        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        summary="micro-batches, until the cell is called back",
+    )
+
+
+async def cell_load_weights(argument: m.CellWeights) -> m.CellServing:
+    return await workflow.execute_activity(
+        "cell_load_weights",
+        argument,
+        result_type=m.CellServing,
+        task_queue=cell_queue(argument.run_id, argument.cell),
+        start_to_close_timeout=timedelta(minutes=30),
+        heartbeat_timeout=CELL_HEARTBEAT,
+        retry_policy=_FOREVER,
+        summary=f"weights of v{argument.version}",
+    )
+
+
+async def finish_step(argument: m.FinishStep, central: str) -> m.FinishedStep:
+    return await workflow.execute_activity(
+        "finish_step",
+        argument,
+        result_type=m.FinishedStep,
+        task_queue=cell_queue(argument.run_id, central),
+        start_to_close_timeout=timedelta(days=1),
+        heartbeat_timeout=CELL_HEARTBEAT,
+        retry_policy=_FOREVER,
+        summary="all gradients in, optimizer step, checkpoint, publish",
+    )
