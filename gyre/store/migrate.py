@@ -48,9 +48,10 @@ def _apply_views(connection: Connection) -> None:
     if applied == digest:
         return
     # Through psycopg itself: the file holds many statements, and its colons are not bind parameters.
-    with connection.connection.cursor() as cursor:
-        cursor.execute(sql.encode())
-        cursor.execute(f"COMMENT ON VIEW rollout_summary IS '{digest}'".encode())
+    cursor = connection.connection.cursor()
+    cursor.execute(sql)
+    cursor.execute(f"COMMENT ON VIEW rollout_summary IS '{digest}'")
+    cursor.close()
 
 
 def main(argv: list[str]) -> None:

@@ -1,0 +1,73 @@
+"""Handing out a group: rewards become advantages, trees become samples, samples become queued micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from gyre.objective.advantages import group_advantages
+from gyre.store.queries.groups import group_row
+from gyre.store.queries.handout import NewSample, add_samples, cut_micro_batches, settle_group
+from gyre.store.queries.rollouts import group_rewards
+from gyre.store.queries.samples import trees
+from gyre.trajectory import micro_batches, select
+
+
+@dataclass(frozen=True)
+class HandOut:
+    """What a group gave. `first` is False when it had been handed out before; then the counts are zero."""
+
+    first: bool
+    outcome: str
+    n_valid: int
+    samples: int
+    micro_batches: int
+    tokens: int
+    targets: int
+
+
+def hand_out(
+    session: Session, group_id: int, *, branch_cap: int, micro_batch_tokens: int, normalize_std: bool
+) -> HandOut:
+    """Close a step's group, whose members are all settled, in the caller's one transaction. Idempotent.
+
+    Raises ValueError while a member is not settled.
+    """
+    members = group_rewards(session, group_id)
+    result = group_advantages([m.reward for m in members], normalize_std)
+    n_valid = sum(m.reward is not None for m in members)
+    advantages = {m.rollout_id: a for m, a in zip(members, result.advantages, strict=True) if a is not None}
+    if not settle_group(session, group_id, result.outcome, result.baseline, result.std, advantages):
+        return HandOut(False, str(group_row(session, group_id).outcome), n_valid, 0, 0, 0, 0)
+    step_id = group_row(session, group_id).step_id
+    if step_id is None:
+        raise ValueError(f"group {group_id} belongs to an evaluation; only a step's groups are handed out")
+    samples = _samples(session, advantages, branch_cap)
+    packed = micro_batches([(s.rollout_id, s.n_tokens) for s in samples], micro_batch_tokens)
+    ids = add_samples(session, step_id, samples)
+    cut_micro_batches(session, step_id, [[ids[i] for i in batch] for batch in packed])
+    tokens, targets = sum(s.n_tokens for s in samples), sum(s.n_targets for s in samples)
+    return HandOut(True, result.outcome, n_valid, len(samples), len(packed), tokens, targets)
+
+
+def _samples(session: Session, advantages: dict[str, float], branch_cap: int) -> list[NewSample]:
+    samples = []
+    for rollout_id, tree in trees(session, list(advantages)).items():
+        kept = select(tree, branch_cap)
+        rollout_targets = sum(k.n_targets for k in kept)
+        samples += [
+            NewSample(
+                rollout_id=rollout_id,
+                leaf_id=k.branch.leaf_id,
+                kind=k.branch.kind,
+                rank=k.rank,
+                n_tokens=k.branch.n_tokens,
+                n_targets=k.n_targets,
+                owned_nodes=list(k.owned_nodes),
+                rollout_targets=rollout_targets,
+                advantage=advantages[rollout_id],
+            )
+            for k in kept
+        ]
+    return samples

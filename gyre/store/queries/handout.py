@@ -1,0 +1,93 @@
+"""The end of a group: advantages, samples, micro-batches. `gyre.store.handout` puts them in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from gyre.store.models import Group, MicroBatch, Rollout, Sample
+from gyre.store.queries.rows import the_row
+
+GroupOutcome = Literal["trained", "no_variance", "too_few_valid", "evaluation"]
+
+
+@dataclass(frozen=True)
+class NewSample:
+    """A sample as it is stored; see `gyre.store.models.Sample`."""
+
+    rollout_id: str
+    leaf_id: int
+    kind: str
+    rank: int
+    n_tokens: int
+    n_targets: int
+    owned_nodes: list[int]
+    rollout_targets: int
+    advantage: float
+
+
+def settle_group(
+    session: Session,
+    group_id: int,
+    outcome: GroupOutcome,
+    baseline: float | None,
+    std: float | None,
+    advantages: Mapping[str, float],
+) -> bool:
+    """Close a group whose members are all settled, with the advantages of its valid members by rollout id.
+
+    A step's group becomes `handed_out`: its samples and micro-batches must be added in the same transaction, and only
+    if this returns True. False: it had been closed before (idempotent). Raises ValueError while a member runs.
+    """
+    group = the_row(session, Group, group_id, lock=True)
+    if group.state != "open":
+        return False
+    running = select(Rollout.id).where(Rollout.group_id == group_id, Rollout.state != "settled")
+    if waiting := session.scalars(running.order_by(Rollout.member)).all():
+        raise ValueError(f"group {group_id} ({group.task}): rollouts {list(waiting)} are not settled")
+    group.state = "settled" if group.step_id is None else "handed_out"
+    group.outcome, group.baseline, group.reward_std = outcome, baseline, std
+    group.settled_at = session.scalar(select(func.clock_timestamp()))
+    session.flush()
+    if advantages:
+        session.execute(update(Rollout), [{"id": r, "advantage": a} for r, a in advantages.items()])
+    return True
+
+
+def add_samples(session: Session, step_id: int, samples: Sequence[NewSample]) -> list[int]:
+    """Store samples; returns their ids in order. The database refuses a second sample of the same leaf."""
+    if not samples:
+        return []
+    rows = [{"step_id": step_id, **asdict(s)} for s in samples]
+    query = insert(Sample).returning(Sample.id, sort_by_parameter_order=True)
+    return list(session.scalars(query, rows))
+
+
+def cut_micro_batches(session: Session, step_id: int, batches: Sequence[Sequence[int]]) -> list[int]:
+    """Queue one micro-batch for each list of sample ids; returns their ids in order.
+
+    Raises ValueError if a sample is unknown, of another step, or in a micro-batch already.
+    """
+    wanted = [i for batch in batches for i in batch]
+    query = select(Sample.id, Sample.n_tokens, Sample.n_targets).where(
+        Sample.id.in_(wanted), Sample.step_id == step_id, Sample.micro_batch_id.is_(None)
+    )
+    size = {row.id: row for row in session.execute(query.with_for_update())}
+    if len(wanted) != len(set(wanted)) or size.keys() != set(wanted):
+        raise ValueError(f"step {step_id}: samples {sorted(set(wanted) - size.keys())} cannot be put in a micro-batch")
+    ids = []
+    for batch in batches:
+        row = MicroBatch(
+            step_id=step_id,
+            n_tokens=sum(size[i].n_tokens for i in batch),
+            n_targets=sum(size[i].n_targets for i in batch),
+        )
+        session.add(row)
+        session.flush()
+        session.execute(update(Sample).where(Sample.id.in_(batch)).values(micro_batch_id=row.id))
+        ids.append(row.id)
+    return ids
