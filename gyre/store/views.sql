@@ -1,1 +1,189 @@
-CREATE OR REPLACE VIEW rollout_summary AS SELECT 1;
+-- What a person asks the database. `gyre.store.migrate` runs this file whenever it changed; it replaces everything it
+-- makes, so it may be edited freely. Names are those of the design: rollout, branch, node, sample, step.
+
+DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting;
+DROP FUNCTION IF EXISTS path_nodes(bigint), path_tokens(bigint), tokens(bigint), logprobs(bigint),
+    gyre_continued(bigint, boolean), gyre_int32(bytea), gyre_float32(bytea);
+
+-- Little-endian int32, as gyre.store.tokens packs token ids.
+CREATE FUNCTION gyre_int32(data bytea) RETURNS int[] LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT COALESCE(array_agg(get_byte(data, 4 * i) | (get_byte(data, 4 * i + 1) << 8)
+                              | (get_byte(data, 4 * i + 2) << 16) | (get_byte(data, 4 * i + 3) << 24) ORDER BY i), '{}')
+      FROM generate_series(0, octet_length(data) / 4 - 1) AS i
+$$;
+
+-- Little-endian IEEE 754 float32, as gyre.store.tokens packs log-probs.
+CREATE FUNCTION gyre_float32(data bytea) RETURNS real[] LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT COALESCE(array_agg(
+             CASE WHEN exponent = 255 AND fraction > 0 THEN 'NaN'::real
+                  WHEN exponent = 255 THEN (CASE WHEN bits < 0 THEN '-Infinity' ELSE 'Infinity' END)::real
+                  ELSE ((CASE WHEN bits < 0 THEN -1 ELSE 1 END)
+                        * (CASE WHEN exponent = 0 THEN 0 ELSE 1 END + fraction / 8388608.0::float8)
+                        * 2.0::float8 ^ (GREATEST(exponent, 1) - 127))::real END ORDER BY i), '{}')
+      FROM (SELECT i, bits, (bits >> 23) & 255 AS exponent, bits & 8388607 AS fraction
+              FROM unnest(gyre_int32(data)) WITH ORDINALITY AS word(bits, i)) AS parts
+$$;
+
+-- Token ids of one node.
+CREATE FUNCTION tokens(node_id bigint) RETURNS int[] LANGUAGE sql STABLE AS $$
+    SELECT gyre_int32(token_ids) FROM nodes WHERE id = node_id
+$$;
+
+-- Log-probs of one generated node, as the sampler gave them.
+CREATE FUNCTION logprobs(node_id bigint) RETURNS real[] LANGUAGE sql STABLE AS $$
+    SELECT gyre_float32(logprobs) FROM nodes WHERE id = node_id
+$$;
+
+-- The nodes from the root to a leaf (or any other node), root first.
+CREATE FUNCTION path_nodes(leaf_id bigint) RETURNS SETOF nodes LANGUAGE sql STABLE ROWS 20 AS $$
+    WITH RECURSIVE path AS (
+        SELECT id, parent_id FROM nodes WHERE id = leaf_id
+        UNION ALL
+        SELECT up.id, up.parent_id FROM path JOIN nodes up ON up.id = path.parent_id)
+    SELECT n.* FROM path JOIN nodes n ON n.id = path.id ORDER BY n.start
+$$;
+
+-- All token ids from the root to a leaf: what the model read and wrote on that branch.
+CREATE FUNCTION path_tokens(leaf_id bigint) RETURNS int[] LANGUAGE sql STABLE AS $$
+    SELECT gyre_int32(string_agg(token_ids, '' ORDER BY start)) FROM path_nodes(leaf_id)
+$$;
+
+-- Whether a complete call generated something below the node; auxiliary calls count only when asked for. The descent
+-- ends at the first such call of each line, so a long conversation costs one step a node.
+CREATE FUNCTION gyre_continued(node_id bigint, by_auxiliary boolean) RETURNS boolean LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE below AS (
+        SELECT node_id AS id, false AS hit
+        UNION ALL
+        SELECT n.id, n.kind = 'generated' AND EXISTS (
+                   SELECT 1 FROM calls c
+                    WHERE c.id = n.call_id AND c.status = 'complete' AND (by_auxiliary OR c.kind <> 'auxiliary'))
+          FROM below JOIN nodes n ON n.parent_id = below.id WHERE NOT below.hit)
+    SELECT EXISTS (SELECT 1 FROM below WHERE hit)
+$$;
+
+-- One row a rollout: what it was, how it ended, what it cost.
+CREATE VIEW rollout_summary AS
+SELECT r.run_id, r.id AS rollout_id, s.index AS step, e.version AS evaluated_version, g.position, r.member,
+       g.task, g.family, r.harness, r.state, r.outcome, r.reward, r.exclude_reason, r.advantage,
+       c.calls, c.complete_calls, c.forks, c.prompt_tokens, c.cached_tokens, c.sampled_tokens,
+       n.tree_tokens, n.oldest_version, n.newest_version, t.samples, t.targets,
+       r.created_at, r.host, r.workspace, r.exit_code,
+       EXTRACT(epoch FROM r.harness_started_at - r.created_at)::float8 AS waiting_s,
+       EXTRACT(epoch FROM r.harness_ended_at - r.harness_started_at)::float8 AS harness_s,
+       c.call_s, c.queue_s, c.prefill_s, c.decode_s,
+       EXTRACT(epoch FROM r.scored_at - r.harness_ended_at)::float8 AS scoring_s,
+       EXTRACT(epoch FROM r.settled_at - r.created_at)::float8 AS total_s
+  FROM rollouts r
+  JOIN groups g ON g.id = r.group_id
+  LEFT JOIN steps s ON s.id = g.step_id
+  LEFT JOIN evaluations e ON e.id = g.evaluation_id
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS calls, count(*) FILTER (WHERE status = 'complete') AS complete_calls,
+              count(*) FILTER (WHERE fork_reason <> 'root') AS forks,
+              COALESCE(sum(prompt_tokens), 0) AS prompt_tokens, COALESCE(sum(cached_tokens), 0) AS cached_tokens,
+              COALESCE(sum(completion_tokens), 0) AS sampled_tokens,
+              COALESCE(sum(EXTRACT(epoch FROM ended_at - started_at)), 0)::float8 AS call_s,
+              COALESCE(sum(EXTRACT(epoch FROM routed_at - started_at)), 0)::float8 AS queue_s,
+              COALESCE(sum(EXTRACT(epoch FROM first_token_at - routed_at)), 0)::float8 AS prefill_s,
+              COALESCE(sum(EXTRACT(epoch FROM ended_at - first_token_at)), 0)::float8 AS decode_s
+         FROM calls WHERE calls.rollout_id = r.id) AS c
+ CROSS JOIN LATERAL (
+       SELECT COALESCE(sum(length), 0) AS tree_tokens,
+              min((SELECT min((span ->> 0)::int) FROM jsonb_array_elements(version_spans) AS span)) AS oldest_version,
+              max((SELECT max((span ->> 0)::int) FROM jsonb_array_elements(version_spans) AS span)) AS newest_version
+         FROM nodes WHERE nodes.rollout_id = r.id) AS n
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS samples, COALESCE(sum(n_targets), 0) AS targets
+         FROM samples WHERE samples.rollout_id = r.id) AS t;
+
+-- One row a branch: a path from a root to a leaf that a complete call generated. `rank` and `n_targets` are NULL for a
+-- branch that is not trained. See its nodes with path_nodes(leaf_id), its ids with path_tokens(leaf_id).
+CREATE VIEW branch AS
+SELECT r.run_id, c.rollout_id, c.leaf_id, c.kind, c.seq AS last_call, p.nodes, p.n_tokens, p.n_generated,
+       t.rank, t.n_targets, t.id AS sample_id
+  FROM calls c
+  JOIN rollouts r ON r.id = c.rollout_id
+  LEFT JOIN samples t ON t.rollout_id = c.rollout_id AND t.leaf_id = c.leaf_id
+ CROSS JOIN LATERAL (
+       SELECT array_agg(id ORDER BY start) AS nodes, sum(length) AS n_tokens,
+              COALESCE(sum(length) FILTER (WHERE kind = 'generated'), 0) AS n_generated
+         FROM path_nodes(c.leaf_id)) AS p
+ WHERE c.status = 'complete' AND c.leaf_id IS NOT NULL AND NOT gyre_continued(c.leaf_id, c.kind = 'auxiliary');
+
+-- What became of every sampled token: one row a generated node. Sum `tokens` by `fate`:
+--   trained        its gradient is in an accumulator or an optimizer step
+--   queued         in a micro-batch that no trainer has finished
+--   open           its rollout or group is not finished
+--   evaluation     sampled for a held-out measurement
+--   auxiliary      a title, a topic check …: never trained
+--   incomplete     of a call that the harness never got whole
+--   excluded       its rollout has no valid reward
+--   no_variance, too_few_valid   its group gives no gradient
+--   not_kept       on branches beyond the branch cap only, or sampled after its group was handed out
+CREATE VIEW token_accounting AS
+SELECT r.run_id, s.index AS step, e.version AS evaluated_version, r.id AS rollout_id, n.call_id, n.id AS node_id,
+       n.length AS tokens,
+       CASE WHEN g.evaluation_id IS NOT NULL THEN 'evaluation'
+            WHEN c.kind = 'auxiliary' THEN 'auxiliary'
+            WHEN c.status IS DISTINCT FROM 'complete' THEN 'incomplete'
+            WHEN r.state <> 'settled' THEN 'open'
+            WHEN r.exclude_reason IS NOT NULL THEN 'excluded'
+            WHEN g.outcome IS NULL THEN 'open'
+            WHEN g.outcome <> 'trained' THEN g.outcome
+            WHEN owner.state IN ('held', 'done') THEN 'trained'
+            WHEN owner.sample_id IS NOT NULL THEN 'queued'
+            ELSE 'not_kept' END AS fate
+  FROM (SELECT id, rollout_id, call_id, length FROM nodes WHERE kind = 'generated'
+        UNION ALL
+        -- Tokens of a call that broke off before its node was written.
+        SELECT NULL, rollout_id, id, completion_tokens FROM calls
+         WHERE completion_tokens > 0
+           AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.call_id = calls.id AND nodes.kind = 'generated')) AS n
+  JOIN rollouts r ON r.id = n.rollout_id
+  JOIN groups g ON g.id = r.group_id
+  LEFT JOIN calls c ON c.id = n.call_id
+  LEFT JOIN steps s ON s.id = g.step_id
+  LEFT JOIN evaluations e ON e.id = g.evaluation_id
+  LEFT JOIN LATERAL (
+       SELECT samples.id AS sample_id, m.state FROM samples LEFT JOIN micro_batches m ON m.id = samples.micro_batch_id
+        WHERE samples.rollout_id = r.id AND n.id = ANY (samples.owned_nodes) LIMIT 1) AS owner ON true;
+
+-- One row a step.
+CREATE VIEW step_summary AS
+SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
+       g.groups, g.groups_trained, g.groups_no_variance, g.groups_too_few_valid,
+       r.rollouts, r.settled, r.valid, r.excluded, r.mean_reward, r.success, s.n_valid,
+       c.calls, c.sampled_tokens, c.prompt_tokens, c.cached_tokens,
+       m.micro_batches, m.micro_batches_waiting, m.tokens AS trained_tokens, m.targets AS trained_targets,
+       m.train_attempts, m.logprob_diff, m.logprob_diff_max,
+       s.started_at, s.rollouts_done_at, s.trained_at, s.published_at,
+       EXTRACT(epoch FROM s.rollouts_done_at - s.started_at)::float8 AS rollouts_s,
+       EXTRACT(epoch FROM s.trained_at - s.rollouts_done_at)::float8 AS training_after_rollouts_s,
+       EXTRACT(epoch FROM s.published_at - s.trained_at)::float8 AS publishing_s,
+       EXTRACT(epoch FROM COALESCE(s.published_at, s.trained_at) - s.started_at)::float8 AS total_s,
+       s.metrics
+  FROM steps s
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS groups, count(*) FILTER (WHERE outcome = 'trained') AS groups_trained,
+              count(*) FILTER (WHERE outcome = 'no_variance') AS groups_no_variance,
+              count(*) FILTER (WHERE outcome = 'too_few_valid') AS groups_too_few_valid
+         FROM groups WHERE groups.step_id = s.id) AS g
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS rollouts, count(*) FILTER (WHERE x.state = 'settled') AS settled, count(x.reward) AS valid,
+              count(x.exclude_reason) AS excluded, avg(x.reward) AS mean_reward,
+              avg((x.reward >= 1)::int)::float8 AS success
+         FROM rollouts x JOIN groups y ON y.id = x.group_id WHERE y.step_id = s.id) AS r
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS calls, COALESCE(sum(completion_tokens), 0) AS sampled_tokens,
+              COALESCE(sum(prompt_tokens), 0) AS prompt_tokens, COALESCE(sum(cached_tokens), 0) AS cached_tokens
+         FROM calls JOIN rollouts x ON x.id = calls.rollout_id JOIN groups y ON y.id = x.group_id
+        WHERE y.step_id = s.id) AS c
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS micro_batches, count(*) FILTER (WHERE b.state IN ('queued', 'claimed')) AS micro_batches_waiting,
+              COALESCE(sum(n_tokens) FILTER (WHERE b.state IN ('held', 'done')), 0) AS tokens,
+              COALESCE(sum(n_targets) FILTER (WHERE b.state IN ('held', 'done')), 0) AS targets,
+              COALESCE(sum(attempts), 0) AS train_attempts,
+              sum((b.metrics ->> 'logprob_diff')::float8 * n_targets)
+                  / NULLIF(sum(n_targets) FILTER (WHERE b.metrics ? 'logprob_diff'), 0) AS logprob_diff,
+              max((b.metrics ->> 'logprob_diff_max')::float8) AS logprob_diff_max
+         FROM micro_batches b WHERE b.step_id = s.id) AS m;

@@ -58,8 +58,19 @@ def micro_batch_samples(session: Session, micro_batch_id: int) -> list[SampleRow
     """Everything a trainer needs of a micro-batch, in one query: samples by rollout and rank, spans root first."""
     samples: dict[int, SampleRows] = {}
     for row in session.execute(_PATHS, {"micro_batch_id": micro_batch_id}):
-        sample = samples.setdefault(row.id, SampleRows(*row[:7], []))
-        sample.nodes.append(PathNode(*row[7:]))
+        if row.id not in samples:
+            samples[row.id] = SampleRows(
+                id=row.id,
+                rollout_id=row.rollout_id,
+                n_tokens=row.n_tokens,
+                n_targets=row.n_targets,
+                rollout_targets=row.rollout_targets,
+                advantage=row.advantage,
+                temperature=row.temperature,
+                nodes=[],
+            )
+        span = PathNode(row.node_id, row.generated, row.owned, row.start, row.length, row.token_ids, row.logprobs)
+        samples[row.id].nodes.append(span)
     return list(samples.values())
 
 
