@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from gyre.cli.stackfile import StackState, start_ticks
 from gyre.config import RunConfig
-from gyre.store.db import libpq_url
 from workers.settings import fail
 from workers.stack.cpu_log import CpuLog
 from workers.stack.lock import StackLock
@@ -53,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         environment=plan.environment(),
     )
     stages = run_stages(plan) if plan.run else store_stages(plan)
-    cpu_log = CpuLog(libpq_url(plan.database_url), state.run_id)
+    cpu_log = CpuLog(plan.database_url, state.run_id)
     code = asyncio.run(Supervisor(data, state, stages, cpu_log).run())
     lock.release()
     return code

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 
-import psycopg
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from gyre.store.db import make_engine, transaction
+from gyre.store.queries.cells import CpuUse, add_cpu_samples
 from workers.stack.cpu import Owner
 
 
 class CpuLog:
     """One row of `cpu_samples` an owner, every `every_s` seconds."""
 
-    def __init__(self, libpq_url: str, run_id: str | None, every_s: float = 2.0) -> None:
+    def __init__(self, database_url: str, run_id: str | None, every_s: float = 2.0) -> None:
         self.every_s = every_s
-        self._url = libpq_url
+        self._engine = make_engine(database_url, pool_size=1)
         self._run_id = run_id
         self._unwritten: dict[Owner, float] = defaultdict(float)
 
@@ -22,17 +25,16 @@ class CpuLog:
         """Write `seconds` and what is still unwritten; keep it where Postgres or its table is not there now."""
         for owner, used in seconds.items():
             self._unwritten[owner] += used
-        rows = [(self._run_id, o.component, o.cell, used) for o, used in self._unwritten.items()]
-        if not rows:
+        samples = [CpuUse(owner.component, used, owner.cell) for owner, used in self._unwritten.items()]
+        if not samples:
             return
+        if await asyncio.to_thread(self._write, samples):
+            self._unwritten.clear()
+
+    def _write(self, samples: list[CpuUse]) -> bool:
         try:
-            async with (
-                await psycopg.AsyncConnection.connect(self._url, connect_timeout=2) as connection,
-                connection.cursor() as cursor,
-            ):
-                await cursor.executemany(
-                    "INSERT INTO cpu_samples (run_id, component, cell, cpu_s) VALUES (%s, %s, %s, %s)", rows
-                )
-        except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
-            return  # Postgres restarts, or is not migrated yet: the seconds wait
-        self._unwritten.clear()
+            with transaction(self._engine) as session:
+                add_cpu_samples(session, self._run_id, samples)
+        except (OperationalError, ProgrammingError):
+            return False  # Postgres restarts, or is not migrated yet: the seconds wait
+        return True

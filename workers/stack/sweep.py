@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gyre.cli.stackfile import start_ticks
 from workers.stack.processes import of_stack
 
 
@@ -25,6 +27,7 @@ def sweep(
     TimeoutError when some outlive `limit_s`.
     """
     met: set[int] = set()
+    below = {*below, *_shepherds(data)}
     begin = time.monotonic()
     while left := of_stack(data, spare(), below):
         age = time.monotonic() - begin
@@ -35,6 +38,21 @@ def sweep(
         met |= left
         time.sleep(0.05)
     return met
+
+
+def _shepherds(data: Path) -> list[int]:
+    """Living shepherds of harnesses, by their pid files: an environment that hides GYRE_DATA does not save them."""
+    found = []
+    for path in data.glob("rollouts/**/pid.json"):
+        if not path.with_name("exit.json").exists():
+            try:
+                note = json.loads(path.read_text(encoding="utf-8"))
+                pid, start = int(note["pid"]), int(note["start_time"])
+            except (ValueError, KeyError, TypeError):
+                continue  # a workspace may hold a file of that name
+            if start_ticks(pid) == start:
+                found.append(pid)
+    return found
 
 
 def _send(pid: int, number: int) -> None:

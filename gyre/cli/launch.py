@@ -1,0 +1,108 @@
+"""Starting and stopping the supervisor, which is a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from gyre.cli.errors import CliError
+from gyre.cli.progress import StackProgress
+from gyre.cli.stackfile import StackState
+from gyre.config import RunConfig
+
+SOURCE = Path(__file__).resolve().parents[2]
+"""Folder of the packages gyre, workers, workflows and activities."""
+_PR_SET_PDEATHSIG = 1
+
+
+def write_run_config(data: Path, run: RunConfig) -> Path:
+    """Write the resolved run to `<data>/runs/<run_id>/config.json`, which every worker reads."""
+    path = data / "runs" / run.run_id / "config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(run.model_dump_json(indent=1), encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def start_supervisor(data: Path, run_config: Path | None, *, tied: bool) -> subprocess.Popen[bytes]:
+    """Start the supervisor of `data`. `tied`: it stops, with all its processes, when this process dies."""
+    (data / "logs").mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "workers.stack", "--data", str(data)]
+    argv += ["--run-config", str(run_config)] if run_config else []
+    path = os.environ.get("PYTHONPATH", "")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *([path] if path else [])])}
+    with stack_log(data).open("ab") as log:
+        # A session of its own: Ctrl-C reaches this process alone, which then stops the stack in order.
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+            preexec_fn=dies_with_parent() if tied else None,
+        )
+
+
+def dies_with_parent() -> Callable[[], None]:
+    """For `preexec_fn`: the new process gets SIGTERM when this one dies, however that happens."""
+    libc = ctypes.CDLL(None)
+
+    def in_child() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+    return in_child
+
+
+def stack_log(data: Path) -> Path:
+    """Log of the supervisor."""
+    return data / "logs" / "stack.log"
+
+
+def wait_ready(data: Path, supervisor: subprocess.Popen[bytes], console: Console) -> StackState:
+    """Show what is being waited for until the stack is ready. Raises CliError where it fails."""
+    with StackProgress(console) as progress:
+        while True:
+            state = StackState.read(data)
+            if state is not None and state.pid == supervisor.pid:
+                progress.show(state)
+                if state.state == "ready":
+                    return state
+            if supervisor.poll() is not None:
+                raise CliError(_why_it_ended(data, supervisor.pid))
+            time.sleep(0.1)
+
+
+def stop_supervisor(data: Path, console: Console, limit_s: float = 60.0) -> bool:
+    """Ask the stack on `data` to stop and wait for it. False: none ran. Raises CliError where it does not end."""
+    state = StackState.read(data)
+    if state is None or not state.alive:
+        return False
+    os.kill(state.pid, signal.SIGTERM)
+    begin = time.monotonic()
+    with StackProgress(console, verb="stopped") as progress:
+        while state.alive:
+            if time.monotonic() - begin > limit_s:
+                raise CliError(f"the stack (pid {state.pid}) does not stop; see {stack_log(data)}")
+            if (newer := StackState.read(data)) is not None:
+                progress.show(newer)
+            time.sleep(0.1)
+    return True
+
+
+def _why_it_ended(data: Path, pid: int) -> str:
+    state = StackState.read(data)
+    if state is not None and state.pid == pid and state.message:
+        return state.message
+    text = stack_log(data).read_text(encoding="utf-8", errors="replace").splitlines()
+    last = next((line for line in reversed(text) if line.strip()), "no word in its log")
+    return f"{last.removeprefix('gyre: ')} (log: {stack_log(data)})"

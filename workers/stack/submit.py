@@ -1,0 +1,74 @@
+"""`python -m workers.stack.submit`: starts the run's TrainingRun, or attaches to it, and waits for its end.
+
+Prints one line when it has begun (`started` or `attached`) and the result as JSON at the end. Exit code 0: the run is
+done or was stopped on request; 1: it failed, with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import FailureError
+from temporalio.service import RPCError, RPCStatusCode
+
+from workers.settings import WorkerSettings, settings_or_exit
+from workflows import attributes as a
+from workflows.messages import RunResult, TrainingRunInput, plan_of
+from workflows.names import CONTROL_QUEUE, run_workflow
+
+
+async def main(settings: WorkerSettings) -> int:
+    """Start or attach, then wait."""
+    run = settings.run
+    client = await Client.connect(settings.temporal_address, namespace=settings.temporal_namespace)
+    attached = await _is_running(client, run_workflow(run.run_id))
+    handle = await client.start_workflow(
+        "TrainingRun",
+        TrainingRunInput(plan_of(run)),
+        id=run_workflow(run.run_id),
+        task_queue=CONTROL_QUEUE,
+        result_type=RunResult,
+        # A run that has ended goes on where Postgres says that it is; one that runs is joined.
+        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        search_attributes=a.attributes((a.RUN, run.run_id), (a.STATE, "running")),
+        static_summary=f"{run.run_id}: {run.steps} steps",
+    )
+    print("attached" if attached else "started", flush=True)
+    try:
+        result = await handle.result()
+    except WorkflowFailureError as error:
+        print(f"TrainingRun {run.run_id} failed: {_root_cause(error)}", file=sys.stderr, flush=True)
+        return 1
+    print(json.dumps(dataclasses.asdict(result)), flush=True)
+    return 1 if result.state == "failed" else 0
+
+
+async def _is_running(client: Client, workflow_id: str) -> bool:
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return description.status == WorkflowExecutionStatus.RUNNING
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = error.message if isinstance(error, FailureError) else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+if __name__ == "__main__":
+    code = asyncio.run(main(settings_or_exit()))
+    sys.stdout.flush()
+    # Threads of Temporal's client may still log while the interpreter ends, which aborts it.
+    os._exit(code)
