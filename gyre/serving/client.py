@@ -1,0 +1,162 @@
+"""Control of one SGLang server over HTTP: health, pausing, memory, weights. Generation is the gateway's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import httpx
+import torch
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+_MEMORY_TAGS = ["weights", "kv_cache"]
+
+
+class EngineError(RuntimeError):
+    """The server refused a request or did not answer; the message names the route and what it said."""
+
+
+class EngineClient:
+    """One server's control routes. Every method raises EngineError where the server refuses or is gone."""
+
+    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
+        self.url = url
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _call(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            response = await self._http.request(method, route, json=body)
+        except httpx.TransportError as error:
+            raise EngineError(f"{self.url}{route}: no answer ({type(error).__name__}: {error})") from error
+        if response.status_code >= 400:
+            raise EngineError(f"{self.url}{route}: HTTP {response.status_code}: {response.text[:500]}")
+        return response
+
+    async def _post(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        response = await self._call("POST", route, body or {})
+        answer = response.json() if response.headers.get("content-type", "").startswith("application/json") else {}
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineError(f"{self.url}{route}: {answer.get('message', 'refused')}")
+        return answer if isinstance(answer, dict) else {}
+
+    async def health(self) -> bool:
+        """Whether the server answers."""
+        try:
+            await self._call("GET", "/health")
+        except EngineError:
+            return False
+        return True
+
+    async def server_info(self) -> dict[str, Any]:
+        """The server's arguments and internal state, as SGLang reports them."""
+        info: dict[str, Any] = (await self._call("GET", "/server_info")).json()
+        return info
+
+    async def weight_version(self) -> int:
+        """The policy version that the server says it serves."""
+        return int((await self._call("GET", "/model_info")).json()["weight_version"])
+
+    async def running_requests(self) -> int:
+        """Requests in the server: running and waiting."""
+        loads = (await self._call("GET", "/v1/loads")).json()["loads"]
+        return sum(int(rank["num_running_reqs"]) + int(rank["num_waiting_reqs"]) for rank in loads)
+
+    async def wait_empty(self, timeout_s: float, poll_s: float = 0.02) -> bool:
+        """Wait until the server holds no request; False when `timeout_s` seconds passed and it still does."""
+        deadline = time.monotonic() + timeout_s
+        while await self.running_requests() > 0:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(poll_s)
+        return True
+
+    async def abort_all(self) -> None:
+        """End every request with finish reason `abort`; their clients get the tokens so far."""
+        await self._post("/abort_request", {"rid": "", "abort_all": True})
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating. `retract`: requests lose their KV and wait; `in_place`: they keep it; `abort`: they end."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on generating after `pause`."""
+        await self._post("/continue_generation", {})
+
+    async def release_memory(self) -> None:
+        """Free the memory of weights and KV cache. The server must hold no request. (A no-op on CPU.)"""
+        await self._post("/release_memory_occupation", {"tags": _MEMORY_TAGS})
+
+    async def resume_memory(self) -> None:
+        """Take back what `release_memory` freed; weights and KV are then undefined and must be loaded and flushed."""
+        await self._post("/resume_memory_occupation", {"tags": _MEMORY_TAGS})
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes. The server must run nothing."""
+        await self._post("/flush_cache")
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Retract in-flight requests for the length of the block: afterwards they are prefilled anew, and go on.
+
+        That is the mode for weight updates: no request ends, none attends to keys and values of older weights, and
+        SGLang reports for each the spans of tokens by version. (`in_place` would keep such keys and values, and the
+        prefix cache cannot be flushed under it.)
+        """
+        await self.pause("retract")
+        try:
+            yield
+        finally:
+            await self.resume()
+
+    async def update_weights(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        """Replace the weights while requests are in flight; they go on under `version` from their next token.
+
+        `tensors`: Hugging Face names and layout. They pass through shared memory; views of one storage pass as one.
+        If this fails half-way the server's weights are undefined: start it anew.
+        """
+        payload = await asyncio.to_thread(_share, tensors)
+        async with self.paused():
+            await self._post("/begin_weight_update", {"selector": "all"})
+            await self._post(
+                "/update_weights_from_tensor",
+                {"serialized_named_tensors": [payload], "flush_cache": True, "weight_version": str(version)},
+            )
+            await self._post("/end_weight_update")
+
+    async def update_weights_from_disk(self, checkpoint: Path, version: int) -> None:
+        """As `update_weights`, from a Hugging Face folder."""
+        async with self.paused():
+            await self._post(
+                "/update_weights_from_disk",
+                {"model_path": str(checkpoint), "flush_cache": True, "weight_version": str(version)},
+            )
+
+
+def _share(tensors: dict[str, torch.Tensor]) -> str:
+    """The tensors as SGLang's `MultiprocessingSerializer` writes them, without importing SGLang (10 CPU-seconds)."""
+    # The default strategy sends file descriptors, which only a child can receive: SGLang dies of such a payload.
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump([(name, tensor.detach()) for name, tensor in tensors.items()])
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
