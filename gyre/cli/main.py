@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from typer.exceptions import Abort, TyperException
 
 from gyre.cli.errors import CliError
 from gyre.cli.train import train
@@ -24,10 +25,16 @@ for command in (train, up, down):
 def main() -> None:
     """Entry point."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except CliError as error:
         print(f"gyre: {error}", file=sys.stderr)
         sys.exit(error.code)
+    except TyperException as error:  # a wrong use of the command line
+        print(f"gyre: {' '.join(error.format_message().split())} (gyre --help)", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

