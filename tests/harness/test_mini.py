@@ -1,0 +1,189 @@
+"""The real, unmodified mini-swe-agent against a scripted model, warm and cold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gyre.harness import process
+from gyre.harness.base import HarnessError, Preload
+from gyre.harness.forkserver import ForkServer
+from gyre.harness.mini_swe_agent import CALL_TIMEOUT_S, MiniSweAgent
+from tests.harness.conftest import mini_launch, processes_in, until
+from tests.harness.model import ScriptedModel
+
+
+def check_run(model: ScriptedModel, rollout: Path, ended: object) -> None:
+    assert isinstance(ended, process.Exited) and ended.code == 0, (rollout / "harness.log").read_text()
+    assert (rollout / "workspace" / "made.txt").read_text() == "hello\n"
+    assert {p.name for p in (rollout / "workspace").iterdir()} == {"made.txt"}
+    trajectory = json.loads((rollout / "trajectory.json").read_text())
+    assert trajectory["info"]["exit_status"] == "Submitted"
+    assert trajectory["info"]["mini_version"] == "2.4.6"
+    tools = [m["content"] for m in trajectory["messages"] if m["role"] == "tool"]
+    assert str(rollout / "workspace") in tools[0]
+    assert "mini-swe-agent (step 3" in (rollout / "harness.log").read_text()
+
+
+async def test_cold_and_warm_runs_send_the_same_requests(
+    mini: MiniSweAgent, fork_server: ForkServer, new_rollout: Callable[[], Path]
+) -> None:
+    seen = []
+    for server in (None, fork_server):
+        model = ScriptedModel(["echo hello > made.txt", "cat made.txt"])
+        rollout = new_rollout()
+        process.start(mini_launch(mini, model, rollout), rollout, fork_server=server)
+        ended = await process.wait(rollout)
+        model.close()
+        assert isinstance(ended, process.Exited) and ended.code == 0, (rollout / "harness.log").read_text()
+        seen.append((model.requests, model.paths, model.keys, (rollout / "harness.log").read_text().splitlines()))
+    cold, warm = seen
+    assert cold[:3] == warm[:3]
+    assert len(cold[0]) == 3
+    assert set(cold[1]) == {"/r/tok/v1/chat/completions"} and set(cold[2]) == {"Bearer tok"}
+    assert cold[0][0]["model"] == "policy" and not cold[0][0].get("stream")
+
+    def without_folders(lines: list[str]) -> list[str]:
+        return [line for line in lines if "/r0" not in line and "/r1" not in line and "trajectory" not in line]
+
+    assert without_folders(cold[3]) == without_folders(warm[3])
+
+
+async def test_a_warm_run_costs_a_fraction_of_a_cold_one(
+    mini: MiniSweAgent, fork_server: ForkServer, model: ScriptedModel, new_rollout: Callable[[], Path]
+) -> None:
+    rollouts = [new_rollout() for _ in range(4)]
+    for rollout in rollouts:
+        process.start(mini_launch(mini, model, rollout), rollout, fork_server=fork_server)
+    ends = await asyncio.gather(*(process.wait(r) for r in rollouts))
+    for rollout, ended in zip(rollouts, ends, strict=True):
+        check_run(model, rollout, ended)
+    costs = [e.cpu_s for e in ends if isinstance(e, process.Exited) and e.cpu_s is not None]
+    assert len(costs) == 4 and max(costs) < 0.6  # cold: 4 to 5; typical: 0.1
+    tasks = os.listdir(f"/proc/{fork_server.pid}/task")
+    assert len(tasks) == 1, "a fork-server with threads may deadlock what it forks"
+    assert fork_server.facts["learned"] > 50, "the rehearsal taught nothing"
+
+
+async def test_killed_in_the_middle_of_a_tool_call(
+    mini: MiniSweAgent, fork_server: ForkServer, model: ScriptedModel, rollout: Path
+) -> None:
+    model.commands = ["touch started; nohup setsid sleep 600 > /dev/null & sleep 600"]
+    process.start(mini_launch(mini, model, rollout), rollout, fork_server=fork_server)
+    until((rollout / "workspace" / "started").exists)
+    assert len(processes_in(rollout)) >= 3
+    ended = await asyncio.to_thread(process.kill_tree, rollout)
+    assert isinstance(ended, process.Exited) and ended.reason == "killed"
+    assert processes_in(rollout) == []
+    assert (rollout / "workspace" / "started").exists(), "the workspace stays as it stands"
+
+
+async def test_killed_while_the_model_is_silent(
+    mini: MiniSweAgent, fork_server: ForkServer, model: ScriptedModel, rollout: Path
+) -> None:
+    model.delay_s = 600
+    process.start(mini_launch(mini, model, rollout), rollout, fork_server=fork_server)
+    until(lambda: model.requests)
+    begin = time.monotonic()
+    ended = await asyncio.to_thread(process.kill_tree, rollout)
+    assert isinstance(ended, process.Exited) and ended.reason == "killed"
+    assert time.monotonic() - begin < 2
+
+
+async def test_runs_outlive_their_fork_server_which_comes_back(
+    mini: MiniSweAgent, model: ScriptedModel, new_rollout: Callable[[], Path], tmp_path: Path
+) -> None:
+    assert mini.preload is not None
+    preload = Preload(mini.preload.python, mini.preload.entry, mini.preload.modules, mini.preload.env)
+    mini_plain = MiniSweAgent(None, {}, warm=False)
+    server = ForkServer(preload, tmp_path / "sockets", tmp_path / "warm.log")
+    server.start()
+    try:
+        model.delay_s = 0.5
+        first, second = new_rollout(), new_rollout()
+        launch = mini_launch(mini, model, first)
+        object.__setattr__(launch, "preload", preload)
+        process.start(launch, first, fork_server=server)
+        until(lambda: model.requests)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        launch = mini_launch(mini, model, second)
+        object.__setattr__(launch, "preload", preload)
+        process.start(launch, second, fork_server=server)
+        check_run(model, first, await process.wait(first))
+        check_run(model, second, await process.wait(second))
+        assert mini_launch(mini_plain, model, first).preload is None
+    finally:
+        server.stop()
+    assert not server.alive and list((tmp_path / "sockets").iterdir()) == []
+
+
+async def test_a_model_that_fails_for_a_while_is_asked_again(
+    mini: MiniSweAgent, fork_server: ForkServer, model: ScriptedModel, rollout: Path
+) -> None:
+    model.fault = lambda turn, n: (503, {"error": {"message": "later"}}) if n <= 2 else None
+    process.start(mini_launch(mini, model, rollout), rollout, fork_server=fork_server)
+    check_run(model, rollout, await process.wait(rollout))
+
+
+async def test_a_prompt_over_the_context_ends_the_run_at_once(
+    mini: MiniSweAgent, fork_server: ForkServer, model: ScriptedModel, rollout: Path
+) -> None:
+    message = "This model's maximum context length is 2048 tokens. However, your messages resulted in 3000 tokens."
+    error = {"message": message, "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}
+    model.fault = lambda turn, n: (400, {"error": error}) if turn == 1 else None
+    process.start(mini_launch(mini, model, rollout), rollout, fork_server=fork_server)
+    ended = await asyncio.wait_for(process.wait(rollout), 20)
+    assert isinstance(ended, process.Exited) and ended.code == 1 and ended.reason == "exited"
+    assert "ContextWindowExceededError" in (rollout / "harness.log").read_text()
+    assert len(model.requests) == 2, "not one retry"
+
+
+def test_the_launch_is_the_program_s_own_command(
+    mini: MiniSweAgent, model: ScriptedModel, rollout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYRE_DATABASE_URL", "secret")
+    launch = mini_launch(mini, model, rollout)
+    assert launch.argv[1].endswith("/bin/mini") and launch.cwd == rollout / "workspace"
+    assert f"model.model_kwargs.timeout={CALL_TIMEOUT_S}" in launch.argv and CALL_TIMEOUT_S >= 3600
+    assert "secret" not in launch.env.values()
+    assert launch.env["OPENAI_API_BASE"] == f"{model.url}/r/tok/v1"
+
+
+def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mini.yml", "a=b.yaml"):
+        with pytest.raises(HarnessError, match=r"harness.config: .*rename it"):
+            MiniSweAgent(tmp_path / name, {})
+    monkeypatch.setenv("GYRE_MINI_PYTHON", str(tmp_path / "absent"))
+    with pytest.raises(HarnessError, match="run `make setup`, or set GYRE_MINI_PYTHON"):
+        MiniSweAgent(None, {})
+
+
+def test_a_fork_server_that_cannot_come_up_says_where_to_look(mini: MiniSweAgent, tmp_path: Path) -> None:
+    assert mini.preload is not None
+    server = ForkServer(
+        Preload(mini.preload.python, "no.such:thing", ("no_such_module",)), tmp_path / "sockets", tmp_path / "warm.log"
+    )
+    with pytest.raises(HarnessError, match=r"did not come up \(exit 1\); see .*warm.log, or set harness.warm = false"):
+        server.start()
+    assert "No module named 'no_such_module'" in (tmp_path / "warm.log").read_text()
+
+
+async def test_a_slow_failing_rehearsal_does_not_stop_the_server(mini: MiniSweAgent, tmp_path: Path) -> None:
+    rehearsal = tmp_path / "rehearsal.py"
+    rehearsal.write_text("def stage():\n    raise RuntimeError('no stage')\n")
+    assert mini.preload is not None
+    server = ForkServer(
+        Preload(mini.preload.python, "json:dumps", ("json",), (), rehearsal), tmp_path / "sockets", tmp_path / "warm.log"
+    )
+    server.start()
+    server.stop()
+    assert server.facts["learned"] == 0
+    assert "no stage" in (tmp_path / "warm.log").read_text()
