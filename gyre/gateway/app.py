@@ -1,0 +1,254 @@
+"""The gateway's HTTP application: routes, whose call it is, and the delivery of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import orjson
+import psycopg
+from sqlalchemy.exc import DBAPIError
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gyre.config import RunConfig
+from gyre.gateway import openai_chat
+from gyre.gateway.calls import Calls, LiveCall
+from gyre.gateway.errors import GatewayError
+from gyre.gateway.metrics import Metrics
+from gyre.gateway.policy import Policy
+from gyre.gateway.recorder import Recorder
+from gyre.gateway.result import Result
+from gyre.gateway.routing import Router
+from gyre.gateway.wire import WireFormat
+from gyre.store.db import make_async_engine
+from gyre.store.gateway_queries import cell_notices, cells_of_run
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 64 * 1024 * 1024
+# Seconds before the first sign of life on a stream, and between two: well under any harness's patience.
+PING_S = 10.0
+CELLS_POLL_S = 1.0
+SWEEP_S = 10.0
+
+
+class Delivery(Response):
+    """Waits for a call's result and hands it over, whole or as a stream; notices a client that leaves.
+
+    A stream's events go out in one burst when the answer is recorded: until then a retry can still join, and a harness
+    never holds half an answer. Comments keep the connection alive meanwhile.
+    """
+
+    def __init__(self, call: LiveCall, wire: WireFormat, model: str, *, stream: bool, usage: bool) -> None:
+        super().__init__()
+        self._call, self._wire, self._model = call, wire, model
+        self._stream, self._usage = stream, usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response (ASGI)."""
+        gone = asyncio.create_task(_disconnect(receive))
+        try:
+            begun = await self._wait(gone, send)
+            if begun is None:
+                self._call.detach()
+                return
+            await self._send(send, begun)
+            self._call.delivered()
+        except OSError:  # the transport is closed; a retry gets the answer
+            self._call.detach()
+        finally:
+            gone.cancel()
+
+    async def _wait(self, gone: asyncio.Task[None], send: Send) -> bool | None:
+        """Until the result is there: whether the response has begun, or None where the client left."""
+        begun = False
+        while not self._call.task.done():
+            timeout = PING_S if self._stream else None
+            await asyncio.wait({self._call.task, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and not self._call.task.done():
+                return None
+            if self._stream and not self._call.task.done():
+                if not begun:
+                    await _start(send, 200, "text/event-stream")
+                    begun = True
+                await send({"type": "http.response.body", "body": b": working\n\n", "more_body": True})
+        return None if gone.done() else begun
+
+    async def _send(self, send: Send, begun: bool) -> None:
+        try:
+            result = _result(self._call)
+        except GatewayError as error:
+            body = self._wire.error_body(error)
+            if begun:
+                await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+                return
+            await _start(send, error.status, "application/json", len(body))
+            await send({"type": "http.response.body", "body": body})
+            return
+        if not self._stream:
+            body = self._wire.response(result, self._model)
+            await _start(send, 200, "application/json", len(body))
+        else:
+            body = b"".join(self._wire.chunks(result, self._model, usage=self._usage))
+            if not begun:
+                await _start(send, 200, "text/event-stream")
+        await send({"type": "http.response.body", "body": body})
+
+
+def _result(call: LiveCall) -> Result:
+    try:
+        return call.task.result()
+    except asyncio.CancelledError:
+        raise GatewayError("unavailable", "The call was aborted: the rollout or the gateway ends.") from None
+    except GatewayError:
+        raise
+    except Exception as error:
+        log.exception("a call failed")
+        raise GatewayError("internal", f"The gateway failed: {type(error).__name__}: {error}") from error
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _start(send: Send, status: int, media_type: str, length: int | None = None) -> None:
+    headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-cache")]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class Gateway:
+    """The parts of a running gateway, and its endpoints."""
+
+    def __init__(self, run: RunConfig, database_url: str, *, write_patience_s: float = 60.0) -> None:
+        self.run = run
+        self.url = database_url
+        self.metrics = Metrics()
+        self.engine = make_async_engine(database_url, pool_size=4)
+        self.router = Router()
+        self.recorder = Recorder(self.engine, self.metrics, write_patience_s)
+        self.calls = Calls(
+            run.run_id, Policy(run.policy), run.sampling, run.serving, self.router, self.recorder, self.metrics
+        )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Everything that runs beside the requests."""
+        self.recorder.start()
+        tasks = [asyncio.create_task(self._watch_cells()), asyncio.create_task(self._sweep())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self.calls.close()
+            await self.recorder.stop()
+            await self.engine.dispose()
+
+    async def _watch_cells(self) -> None:
+        while True:
+            try:
+                async for _ in cell_notices(self.url, self.run.run_id, CELLS_POLL_S):
+                    self.router.apply(await cells_of_run(self.engine, self.run.run_id))
+            except (psycopg.OperationalError, DBAPIError, OSError) as error:
+                # The cells stay as they were last seen; an engine that died meanwhile shows by itself.
+                log.warning("cannot watch the cells (%s); trying again", str(error).splitlines()[0])
+                await asyncio.sleep(0.5)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(DBAPIError, OSError):  # Postgres is away: there is a next time
+                await self.calls.sweep()
+
+    async def chat_completions(self, http: HttpRequest) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._call(http, openai_chat)
+
+    async def _call(self, http: HttpRequest, wire: WireFormat) -> Response:
+        try:
+            token = _token(http)
+            body = await _body(http)
+            session = await self.calls.session(token)
+            request = wire.parse_request(body, self.run.policy.name)
+        except GatewayError as error:
+            return _error(error, wire)
+        call = self.calls.submit(session, request, body)
+        return Delivery(call, wire, self.run.policy.name, stream=request.stream, usage=request.stream_usage)
+
+    async def models(self, http: HttpRequest) -> Response:
+        """GET /v1/models."""
+        try:
+            await self.calls.session(_token(http))
+        except GatewayError as error:
+            return _error(error, openai_chat)
+        return Response(openai_chat.models(self.run.policy.name), media_type="application/json")
+
+    async def health(self, _: HttpRequest) -> Response:
+        """GET /health."""
+        return _json({"status": "ok", "run": self.run.run_id, "waiting": self.router.waiting})
+
+    async def show_metrics(self, _: HttpRequest) -> Response:
+        """GET /metrics, for Prometheus."""
+        self.metrics.waiting.set(self.router.waiting)
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def cells(self, _: HttpRequest) -> Response:
+        """GET /admin/cells: where calls go now."""
+        return _json({"cells": self.router.view(), "waiting": self.router.waiting})
+
+
+def create_app(run: RunConfig, database_url: str, *, write_patience_s: float = 60.0) -> Starlette:
+    """The application for one run. `write_patience_s`: how long writes wait for a Postgres that is away.
+
+    Raises FileNotFoundError where the policy has no tokenizer.
+    """
+    gateway = Gateway(run, database_url, write_patience_s=write_patience_s)
+
+    async def not_found(_: HttpRequest, __: Exception) -> Response:
+        return _error(GatewayError("not_found", "Unknown path; use /r/<token>/v1/chat/completions."), openai_chat)
+
+    routes = [Route("/health", gateway.health), Route("/metrics", gateway.show_metrics)]
+    routes.append(Route("/admin/cells", gateway.cells))
+    for prefix in ("", "/r/{token}"):
+        routes.append(Route(f"{prefix}/v1/chat/completions", gateway.chat_completions, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/models", gateway.models))
+    app = Starlette(routes=routes, lifespan=gateway.lifespan, exception_handlers={404: not_found})
+    app.state.gateway = gateway
+    return app
+
+
+def _token(http: HttpRequest) -> str:
+    token: str | None = http.path_params.get("token")
+    if token is None:
+        scheme, _, token = http.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise GatewayError("unauthorized", "Send the rollout's token in the path (/r/<token>/v1) or as API key.")
+    return token
+
+
+async def _body(http: HttpRequest) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in http.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise GatewayError("too_large", f"The request is longer than {MAX_BODY} bytes.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _error(error: GatewayError, wire: WireFormat) -> Response:
+    return Response(wire.error_body(error), error.status, media_type="application/json")
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,380 @@
+"""A call from arrival to delivery: joined if it is a retry, planned, generated, recorded, then handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gyre.config import SamplingConfig, ServingConfig
+from gyre.gateway.conversation import Plan, plan, prompt_thinking
+from gyre.gateway.engine import EngineBroken, EngineClient, EngineRefused
+from gyre.gateway.errors import GatewayError, context_overflow
+from gyre.gateway.generation import Answer, Ask, generate
+from gyre.gateway.messages import Request
+from gyre.gateway.metrics import Metrics
+from gyre.gateway.policy import Policy
+from gyre.gateway.recorder import Recorder, storable
+from gyre.gateway.result import Result
+from gyre.gateway.routing import Router
+from gyre.gateway.session import OPEN_STATES, Session, load_session, reply_to_json
+from gyre.gateway.tree import Node, Turn
+from gyre.store.gateway_queries import CallWrite, RolloutFacts, rollout_by_token, rollout_states
+from gyre.store.tokens import pack_ids, pack_logprobs
+
+log = logging.getLogger(__name__)
+
+# Seconds that a call goes on after its last client left, so that a quick retry can join it.
+JOIN_GRACE_S = 0.5
+# Seconds for which a rollout's state is believed.
+STATE_FRESH_S = 1.0
+
+
+class LiveCall:
+    """A call that runs, or is done and not delivered. Several connections may wait for it."""
+
+    def __init__(self, session: Session, request_hash: str, work: Callable[[LiveCall], Awaitable[Result]]) -> None:
+        self.session = session
+        self.request_hash = request_hash
+        self.committing = False
+        """Set once the answer is complete: from then on it is recorded whatever happens to the clients."""
+        self.task: asyncio.Task[Result] = asyncio.ensure_future(work(self))
+        self.task.add_done_callback(_retrieve)
+        self._waiting = 0
+
+    def attach(self) -> None:
+        """A connection begins to wait."""
+        self._waiting += 1
+
+    def detach(self) -> None:
+        """A connection is gone, without an answer. After the last, generation is aborted unless a retry comes."""
+        self._waiting -= 1
+        if self._waiting == 0 and not self.task.done():
+            closing = asyncio.create_task(self._abandon())
+            self.session.closing.add(closing)
+            closing.add_done_callback(self.session.closing.discard)
+
+    def cancel(self) -> None:
+        """Abort what is being generated. An answer that is already complete is still recorded."""
+        if not self.committing:
+            self.task.cancel()
+
+    def delivered(self) -> None:
+        """The answer is with a client: the same request is from now on a new sample."""
+        self._waiting -= 1
+        if self.session.live.get(self.request_hash) is self:
+            del self.session.live[self.request_hash]
+
+    async def _abandon(self) -> None:
+        await asyncio.sleep(JOIN_GRACE_S)
+        if self._waiting == 0 and not self.task.done():
+            if not self.committing and self.session.live.get(self.request_hash) is self:
+                del self.session.live[self.request_hash]
+            self.cancel()
+
+
+def _retrieve(task: asyncio.Task[Result]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody may be left to ask for it
+
+
+class Calls:
+    """All rollouts of one run, and the calls that they make."""
+
+    def __init__(
+        self,
+        run_id: str,
+        policy: Policy,
+        sampling: SamplingConfig,
+        serving: ServingConfig,
+        router: Router,
+        recorder: Recorder,
+        metrics: Metrics,
+    ) -> None:
+        self.run_id = run_id
+        self.policy = policy
+        self.router = router
+        self.metrics = metrics
+        self.engines = EngineClient(serving.request_timeout_s)
+        self._sampling = sampling
+        self._recorder = recorder
+        self._sessions: dict[str, Session] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+
+    async def session(self, token: str) -> Session:
+        """The session of the rollout with this token. Raises GatewayError where it is unknown or over."""
+        now = asyncio.get_running_loop().time()
+        session = self._sessions.get(token)
+        if session is not None and now - session.checked_at < STATE_FRESH_S:
+            return session
+        async with self._loading.setdefault(token, asyncio.Lock()):
+            session = self._sessions.get(token)
+            if session is not None and now - session.checked_at < STATE_FRESH_S:
+                return session
+            facts: RolloutFacts | None = await self._recorder.retried(
+                lambda: rollout_by_token(self._recorder.engine, token)
+            )
+            self._check(facts, token)
+            assert facts is not None
+            if session is None:
+                session = await self._recorder.retried(lambda: load_session(self._recorder.engine, facts, now))
+                self._sessions[token] = session
+            session.facts, session.checked_at = facts, now
+            return session
+
+    def _check(self, facts: RolloutFacts | None, token: str) -> None:
+        if facts is None:
+            self._loading.pop(token, None)
+            raise GatewayError("unauthorized", "No rollout has this token: check the base URL or API key.")
+        if facts.run_id != self.run_id:
+            raise GatewayError(
+                "forbidden", f"This rollout belongs to run {facts.run_id}; this gateway serves {self.run_id}."
+            )
+        if facts.state not in OPEN_STATES:
+            self._forget(token)
+            raise GatewayError("forbidden", f"Rollout {facts.id} is over ({facts.state}): it takes no more calls.")
+
+    def _forget(self, token: str) -> None:
+        self._loading.pop(token, None)
+        session = self._sessions.pop(token, None)
+        for call in [] if session is None else list(session.live.values()):
+            call.cancel()
+
+    async def sweep(self) -> None:
+        """Drop the sessions of rollouts that are over, with what still runs for them."""
+        if not self._sessions:
+            return
+        by_id = {s.facts.id: token for token, s in self._sessions.items()}
+        states = await rollout_states(self._recorder.engine, list(by_id))
+        for rollout_id, token in by_id.items():
+            if states.get(rollout_id) not in OPEN_STATES:
+                self._forget(token)
+
+    def submit(self, session: Session, request: Request, body: bytes) -> LiveCall:
+        """The call for `request`: a new one, or one with the same bytes that is not delivered yet. Comes attached."""
+        key = hashlib.sha256(body).hexdigest()
+        call = session.live.get(key)
+        if call is not None and not _failed(call.task):
+            self.metrics.joined.inc()
+        else:
+            call = LiveCall(session, key, lambda live: self._work(live, request))
+            session.live[key] = call
+        call.attach()
+        return call
+
+    async def _work(self, live: LiveCall, request: Request) -> Result:
+        session, key = live.session, live.request_hash
+        if (turn := session.undelivered.pop(key, None)) is not None:
+            self.metrics.joined.inc()
+            return Result.of(turn)
+        started, clock = _now(), time.perf_counter()
+        seq, session.next_seq = session.next_seq, session.next_seq + 1
+        self.metrics.running.inc()
+        status = "failed"
+        try:
+            call_id = await self._recorder.new_id("calls")
+            planned = plan(session.tree, self.policy, request)
+            begin = self._begin(session, request, key, seq, call_id, planned, started)
+            result = await self._answer(live, request, planned, begin, clock)
+            status = "complete"
+            return result
+        except asyncio.CancelledError:
+            status = "incomplete"
+            raise
+        except GatewayError as error:
+            status = "refused" if error.status < 500 else "failed"
+            raise
+        except (EngineRefused, EngineBroken) as error:
+            log.error("call %d of %s failed: %s", seq, session.facts.id, error)
+            raise GatewayError("internal", f"The engine's answer cannot be used: {error}") from error
+        finally:
+            self.metrics.running.dec()
+            self.metrics.calls.labels(request.api, status).inc()
+
+    async def _answer(
+        self, live: LiveCall, request: Request, planned: Plan, begin: dict[str, Any], clock: float
+    ) -> Result:
+        session = live.session
+        call_id: int = begin["id"]
+        room = self.policy.context - planned.prompt_length
+        if room < 1:
+            end = {"status": "refused", "finish_reason": "context_overflow", "cells": [], "ended_at": _now()}
+            await self._recorder.write(CallWrite(call_id, begin, [], end))
+            raise context_overflow(planned.prompt_length, self.policy.context)
+        self._recorder.post(CallWrite(call_id, begin))
+        if planned.fork_reason is not None:
+            self.metrics.forks.labels(planned.fork_reason).inc()
+        ask = Ask(
+            rollout_id=session.facts.id,
+            min_version=session.facts.min_version,
+            prompt=planned.prompt_ids(),
+            max_tokens=min(room, self._sampling.max_tokens, request.max_tokens or room),
+            temperature=session.facts.temperature,
+            top_p=self._sampling.top_p,
+            stop_ids=self.policy.stop_ids,
+            stopped=self.policy.stopped(request.stop),
+            preferred=None if planned.turn is None else planned.turn.cell,
+        )
+        answer = Answer()
+        asked = time.perf_counter()
+        try:
+            await generate(ask, answer, self.router, self.engines, self.metrics)
+        except (asyncio.CancelledError, EngineRefused, EngineBroken):
+            # What was sampled is kept, marked so that it is never trained.
+            await asyncio.shield(self._record_incomplete(planned, begin, answer))
+            raise
+        live.committing = True
+        generated = time.perf_counter()
+        assert answer.finish is not None
+        reply = self.policy.reply(ask.prompt, answer.ids, request.tools, request.parse_tool_calls, request.stop)
+        nodes, prompt, leaf = await self._nodes(planned, begin, answer)
+        assert leaf is not None
+        end = {"status": "complete", "leaf_id": leaf.id, "response": storable(reply_to_json(reply)), **_facts(answer)}
+        await self._recorder.write(CallWrite(call_id, begin, nodes, end))
+        turn = Turn(
+            call_id=call_id,
+            seq=begin["seq"],
+            parent=planned.turn,
+            messages=tuple(replace(m, raw=None) for m in planned.messages),
+            reply=reply,
+            tools_key=request.tools_key,
+            prompt=prompt,
+            generated=leaf,
+            prompt_thinking=prompt_thinking(planned.turn, planned.messages, prompt),
+            kind=planned.kind,
+            cell=answer.cells[-1],
+            request_hash=begin["request_hash"],
+            finish_reason=answer.finish,
+            new_tokens=len(planned.new_ids),
+            cached_tokens=answer.cached_tokens or 0,
+            created=int(begin["started_at"].timestamp()),
+        )
+        session.tree.add(turn)
+        # What a turn goes on from was delivered.
+        if planned.turn is not None:
+            session.undelivered.pop(planned.turn.request_hash, None)
+        self._count(planned, answer, total=time.perf_counter() - clock, engine=generated - asked)
+        return Result.of(turn)
+
+    def _begin(
+        self, session: Session, request: Request, key: str, seq: int, call_id: int, planned: Plan, started: dt.datetime
+    ) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "base": planned.base,
+            "messages": [m.raw for m in planned.messages],
+            "options": request.options,
+        }
+        if planned.turn is None:
+            record |= {"tools": list(request.tools), "tools_key": request.tools_key}
+        return {
+            "id": call_id,
+            "rollout_id": session.facts.id,
+            "seq": seq,
+            "api": request.api,
+            "status": "running",
+            "kind": planned.kind,
+            "parent_call_id": None if planned.turn is None else planned.turn.call_id,
+            "fork_reason": planned.fork_reason,
+            "request_hash": key,
+            "request": storable(record),
+            "prompt_tokens": planned.prompt_length,
+            "new_tokens": len(planned.new_ids),
+            "started_at": started,
+        }
+
+    async def _nodes(
+        self, planned: Plan, begin: dict[str, Any], answer: Answer
+    ) -> tuple[list[dict[str, Any]], Node, Node | None]:
+        """Rows to write, the prompt's node, and the generated node (None for an answer without a token)."""
+        rows: list[dict[str, Any]] = []
+        prompt = planned.prompt
+        if prompt is None:
+            start = 0 if planned.parent is None else planned.parent.end
+            prompt = Node(await self._recorder.new_id("nodes"), planned.parent, start, planned.new_ids)
+            rows.append(_row(prompt, begin, "prompt"))
+        if not answer.ids:
+            return rows, prompt, None
+        if len(answer.ids) != len(answer.logprobs) or not _cover(answer.spans, len(answer.ids)):
+            raise GatewayError(
+                "internal",
+                f"{len(answer.ids)} ids with {len(answer.logprobs)} log-probs and version spans {answer.spans}",
+            )
+        leaf = Node(await self._recorder.new_id("nodes"), prompt, prompt.end, np.asarray(answer.ids, np.int32))
+        rows.append(_row(leaf, begin, "generated", pack_logprobs(answer.logprobs), answer.spans))
+        return rows, prompt, leaf
+
+    async def _record_incomplete(self, planned: Plan, begin: dict[str, Any], answer: Answer) -> None:
+        nodes, _, leaf = await self._nodes(planned, begin, answer)
+        end = {"status": "incomplete", "leaf_id": None if leaf is None else leaf.id, **_facts(answer)}
+        await self._recorder.write(CallWrite(begin["id"], begin, nodes, end))
+
+    def _count(self, planned: Plan, answer: Answer, *, total: float, engine: float) -> None:
+        tokens, seconds = self.metrics.tokens, self.metrics.seconds
+        tokens.labels("prompt").inc(planned.prompt_length)
+        tokens.labels("new").inc(len(planned.new_ids))
+        tokens.labels("cached").inc(answer.cached_tokens or 0)
+        tokens.labels("generated").inc(len(answer.ids))
+        seconds.labels("total").observe(total)
+        seconds.labels("engine").observe(engine)
+        seconds.labels("overhead").observe(total - engine)
+
+    async def close(self) -> None:
+        """End what runs; each call is recorded as incomplete."""
+        calls = [c for s in self._sessions.values() for c in s.live.values() if not c.task.done()]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*(c.task for c in calls), return_exceptions=True)
+        await self.engines.close()
+
+
+def _failed(task: asyncio.Task[Result]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _row(
+    node: Node, begin: dict[str, Any], kind: str, logprobs: bytes | None = None, spans: list[list[int]] | None = None
+) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "rollout_id": begin["rollout_id"],
+        "parent_id": None if node.parent is None else node.parent.id,
+        "call_id": begin["id"],
+        "kind": kind,
+        "start": node.start,
+        "length": len(node.ids),
+        "token_ids": pack_ids(node.ids),
+        "logprobs": logprobs,
+        "version_spans": spans,
+    }
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    return {
+        "finish_reason": answer.finish,
+        "cached_tokens": answer.cached_tokens,
+        "completion_tokens": len(answer.ids),
+        "cells": answer.cells,
+        "routed_at": answer.routed_at,
+        "first_token_at": answer.first_token_at,
+        "ended_at": _now(),
+    }
+
+
+def _cover(spans: list[list[int]], length: int) -> bool:
+    at = 0
+    for _, start, end in spans:
+        if start != at or end <= start:
+            return False
+        at = end
+    return at == length
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

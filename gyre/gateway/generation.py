@@ -1,0 +1,181 @@
+"""One unbroken answer from whichever cells serve: what an engine gave before it left is kept, and goes on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from gyre.gateway.engine import Chunk, EngineClient, EngineGone, EngineRequest
+from gyre.gateway.metrics import Metrics
+from gyre.gateway.policy import Ids
+from gyre.gateway.routing import Lease, Router
+
+log = logging.getLogger(__name__)
+
+# Seconds that an aborted engine has to hand over its last tokens.
+ABORT_GRACE_S = 1.0
+
+
+@dataclass(slots=True)
+class Ask:
+    """What is to be generated."""
+
+    rollout_id: str
+    min_version: int
+    prompt: Ids
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop_ids: list[int]
+    stopped: Callable[[list[int]], int | None] | None
+    """How many of the ids to keep, once they spell one of the harness's stop strings. Engines see token ids only."""
+    preferred: str | None
+
+
+@dataclass(slots=True)
+class Answer:
+    """The tokens so far; complete once `finish` is set ('stop' or 'length')."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+    """[policy version, start, end] over `ids`, without gaps."""
+    cells: list[str] = field(default_factory=list)
+    finish: str | None = None
+    cached_tokens: int | None = None
+    routed_at: dt.datetime | None = None
+    first_token_at: dt.datetime | None = None
+
+    def add_spans(self, offset: int, spans: list[tuple[str, int, int]], fallback: int) -> None:
+        """Replace the spans from `offset` on by one engine's, which count from its own first token."""
+        while self.spans and self.spans[-1][1] >= offset:
+            self.spans.pop()
+        if self.spans:
+            self.spans[-1][2] = min(self.spans[-1][2], offset)
+        for name, start, end in spans:
+            version = int(name) if name.isdigit() else fallback
+            start, end = start + offset, min(end + offset, len(self.ids))
+            if end <= start:
+                continue
+            if self.spans and self.spans[-1][0] == version and self.spans[-1][2] == start:
+                self.spans[-1][2] = end
+            else:
+                self.spans.append([version, start, end])
+
+    def cut(self, keep: int) -> None:
+        """Drop all tokens after the first `keep`."""
+        del self.ids[keep:], self.logprobs[keep:]
+        self.spans = [[v, start, min(end, keep)] for v, start, end in self.spans if start < keep]
+
+
+async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClient, metrics: Metrics) -> None:
+    """Fill `answer` until it is complete. On cancellation it holds what had come so far, and the engine is aborted.
+
+    Raises EngineRefused and EngineBroken; everything else that can happen to an engine only takes time.
+    """
+    while answer.finish is None:
+        left = ask.max_tokens - len(answer.ids)
+        if left <= 0:
+            answer.finish = "length"
+            return
+        lease = await router.acquire(ask.rollout_id, ask.min_version, ask.preferred)
+        try:
+            await _one_engine(ask, answer, lease, left, engines)
+            router.succeeded(lease)
+            if answer.finish is None:
+                metrics.rerouted.labels(lease.cell, "revoked" if lease.revoked.is_set() else "aborted").inc()
+        except EngineGone as error:
+            pause = router.failed(lease)
+            reason = "silence" if str(error) == "silence" else "gone"
+            metrics.rerouted.labels(lease.cell, reason).inc()
+            log.warning(
+                "cell %s is gone (%s) after %d tokens of %s; it is left alone for %.2f s",
+                lease.cell, error, len(answer.ids), ask.rollout_id, pause,
+            )  # fmt: skip
+        finally:
+            router.release(lease)
+        if answer.ids and answer.ids[-1] in ask.stop_ids:
+            answer.finish = "stop"  # its last word arrived, its finish did not
+
+
+async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, engines: EngineClient) -> None:
+    """Take what one engine gives, until it finishes, is aborted, or its lease is revoked."""
+    offset = len(answer.ids)
+    sampling: dict[str, Any] = {
+        "temperature": ask.temperature,
+        "top_p": ask.top_p,
+        "max_new_tokens": left,
+        "stop_token_ids": ask.stop_ids,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    prompt = ask.prompt if not answer.ids else np.concatenate([ask.prompt, np.asarray(answer.ids, np.int32)])
+    request = EngineRequest(uuid.uuid4().hex, prompt, sampling, f"v{lease.version}", ask.top_p < 1)
+    if answer.routed_at is None:
+        answer.routed_at = _now()
+    if not answer.cells or answer.cells[-1] != lease.cell:
+        answer.cells.append(lease.cell)
+
+    def take(chunk: Chunk) -> None:
+        if chunk.ids and answer.first_token_at is None:
+            answer.first_token_at = _now()
+        if answer.cached_tokens is None:
+            answer.cached_tokens = chunk.cached_tokens
+        answer.ids += chunk.ids
+        answer.logprobs += chunk.logprobs
+        answer.add_spans(offset, chunk.spans, lease.version)
+        if chunk.finish is not None and chunk.finish["type"] in ("stop", "length"):
+            answer.finish = chunk.finish["type"]
+        if ask.stopped is not None and (keep := ask.stopped(answer.ids)) is not None:
+            answer.cut(keep)
+            answer.finish = "stop"
+
+    # The generator is finished by hand in every case, so that the connection never outlives the call.
+    chunks = cast(AsyncGenerator[Chunk], engines.generate(lease.url, request))
+    revoked = asyncio.create_task(lease.revoked.wait())
+    reader = asyncio.create_task(_read(chunks, take, answer))
+    try:
+        await asyncio.wait({reader, revoked}, return_when=asyncio.FIRST_COMPLETED)
+        if not reader.done():
+            await engines.abort(lease.url, request.rid)
+            await asyncio.wait({reader}, timeout=ABORT_GRACE_S)
+        if reader.done():
+            reader.result()
+            if ask.stopped is not None:  # a stop string ends the answer before the engine does
+                await engines.abort(lease.url, request.rid)
+    except asyncio.CancelledError:
+        await asyncio.shield(_give_up(engines, lease.url, request.rid, reader))
+        raise
+    finally:
+        revoked.cancel()
+        if not reader.done():
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+
+
+async def _read(chunks: AsyncGenerator[Chunk], take: Callable[[Chunk], None], answer: Answer) -> None:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            take(chunk)
+            if answer.finish is not None:
+                return
+
+
+async def _give_up(engines: EngineClient, url: str, rid: str, reader: asyncio.Task[None]) -> None:
+    await engines.abort(url, rid)
+    await asyncio.wait({reader}, timeout=ABORT_GRACE_S)
+    if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
+        log.info("the engine of an abandoned call ended with %s", error)
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

@@ -1,0 +1,268 @@
+"""OpenAI Chat Completions: request to normal form, answer to a response or SSE chunks, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from gyre.gateway.errors import ErrorKind, GatewayError
+from gyre.gateway.messages import Message, Request, ToolCall, system_text
+from gyre.gateway.result import Result
+
+API = "openai-chat"
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ERROR_TYPES: dict[ErrorKind, tuple[str, str | None]] = {
+    "bad_request": ("invalid_request_error", None),
+    "context_overflow": ("invalid_request_error", "context_length_exceeded"),
+    "unknown_model": ("invalid_request_error", "model_not_found"),
+    "unauthorized": ("invalid_request_error", "invalid_api_key"),
+    "forbidden": ("invalid_request_error", "rollout_over"),
+    "not_found": ("invalid_request_error", None),
+    "too_large": ("invalid_request_error", "request_too_large"),
+    "unavailable": ("server_error", "service_unavailable"),
+    "internal": ("server_error", None),
+}
+# Kept with the call for the record; the run's own sampling parameters are used.
+_OPTIONS = (
+    "model",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "tool_choice",
+    "parallel_tool_calls",
+    "seed",
+    "stream",
+    "user",
+    "response_format",
+    "reasoning_effort",
+)
+
+
+def parse_request(body: bytes, model: str) -> Request:
+    """A request body in normal form. Raises GatewayError naming the field at fault."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise GatewayError("bad_request", f"We could not parse the JSON body of your request: {error}") from error
+    if not isinstance(data, dict):
+        raise GatewayError("bad_request", "The body of a request must be a JSON object.")
+    if data.get("model") != model:
+        raise GatewayError("unknown_model", f"The model {data.get('model')!r} does not exist; use {model!r}.", "model")
+    if data.get("n") not in (None, 1):
+        raise GatewayError("bad_request", "n must be 1: one call samples one answer.", "n")
+    if data.get("functions") or data.get("function_call"):
+        raise GatewayError("bad_request", "functions are not supported; use tools.", "functions")
+    if data.get("logprobs"):
+        raise GatewayError("bad_request", "logprobs are not supported.", "logprobs")
+    if (data.get("response_format") or {"type": "text"}).get("type") != "text":
+        raise GatewayError(
+            "bad_request", "response_format must be text: a grammar would change what is sampled.", "response_format"
+        )
+    messages = data.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise GatewayError("bad_request", "messages must be a list of at least one message.", "messages")
+    tools = _tools(data.get("tools"))
+    stream_options = data.get("stream_options") or {}
+    return Request(
+        api=API,
+        messages=tuple(parse_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
+        tools=tools,
+        parse_tool_calls=bool(tools) and _tool_choice(data.get("tool_choice")),
+        stop=_stop(data.get("stop")),
+        max_tokens=_max_tokens(data),
+        stream=bool(data.get("stream")),
+        stream_usage=isinstance(stream_options, dict) and bool(stream_options.get("include_usage")),
+        options={k: data[k] for k in _OPTIONS if k in data},
+    )
+
+
+def parse_message(data: Any, where: str) -> Message:
+    """One message in normal form; `where` names it in errors (GatewayError)."""
+    if not isinstance(data, dict):
+        raise GatewayError("bad_request", f"{where} must be an object.", where)
+    role = _ROLES.get(data.get("role", ""))
+    if role is None:
+        raise GatewayError(
+            "bad_request", f"{where}.role must be one of {sorted(_ROLES)}, got {data.get('role')!r}.", f"{where}.role"
+        )
+    content = _content(data.get("content"), where, nullable=role == "assistant")
+    if role == "system":
+        return Message("system", system_text(content), raw=data)
+    if role == "user":
+        return Message("user", content, raw=data)
+    if role == "tool":
+        call_id = data.get("tool_call_id")
+        if not isinstance(call_id, str):
+            raise GatewayError(
+                "bad_request", f"{where}.tool_call_id must be the id of the call.", f"{where}.tool_call_id"
+            )
+        return Message("tool", content, tool_call_id=call_id, name=_optional_text(data.get("name")), raw=data)
+    reasoning = data.get("reasoning_content") or data.get("reasoning")
+    if not isinstance(reasoning, str):
+        reasoning = None
+    if reasoning is None and "</think>" in content:
+        thought, _, content = content.partition("</think>")
+        reasoning, content = thought.strip().removeprefix("<think>").strip(), content.lstrip("\n")
+    calls = _tool_calls(data.get("tool_calls"), where)
+    return Message("assistant", content, reasoning or None, calls, raw=data)
+
+
+def _content(value: Any, where: str, *, nullable: bool) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and nullable:
+        return ""
+    if isinstance(value, list):
+        texts: list[str] = []
+        for i, part in enumerate(value):
+            text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+            if not isinstance(text, str):
+                raise GatewayError(
+                    "bad_request", f"{where}.content[{i}] must be a text part: the policy reads text only.",
+                    f"{where}.content[{i}]",
+                )  # fmt: skip
+            texts.append(text)
+        return "".join(texts)
+    raise GatewayError("bad_request", f"{where}.content must be a string or a list of parts.", f"{where}.content")
+
+
+def _tool_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise GatewayError("bad_request", f"{where}.tool_calls must be a list.", f"{where}.tool_calls")
+    calls: list[ToolCall] = []
+    for i, call in enumerate(value):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            field = f"{where}.tool_calls[{i}].function"
+            raise GatewayError("bad_request", f"{field} must have a name and arguments.", field)
+        arguments = function.get("arguments", "")
+        if not isinstance(arguments, str):  # some harnesses echo the parsed value
+            arguments = orjson.dumps(arguments).decode()
+        calls.append(ToolCall(str(call.get("id") or ""), function["name"], arguments))
+    return tuple(calls)
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise GatewayError("bad_request", "tools must be a list.", "tools")
+    for i, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise GatewayError("bad_request", f"tools[{i}] must be a function with a name.", f"tools[{i}]")
+    return tuple(value)
+
+
+def _tool_choice(value: Any) -> bool:
+    if value in (None, "auto"):
+        return True
+    if value == "none":
+        return False
+    raise GatewayError(
+        "bad_request", "tool_choice must be auto or none: forcing a call would change what is sampled.", "tool_choice"
+    )
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+        raise GatewayError("bad_request", "stop must be a string or a list of strings.", "stop")
+    return tuple(s for s in stops if s)
+
+
+def _max_tokens(data: dict[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        if (value := data.get(name)) is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise GatewayError("bad_request", f"{name} must be a positive integer.", name)
+            return value
+    return None
+
+
+def _optional_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def response(result: Result, model: str) -> bytes:
+    """The body of a whole answer."""
+    message = {"role": "assistant", "content": result.reply.content or None, "refusal": None, **_extras(result)}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(result)}
+    return orjson.dumps({**_head(result, model, "chat.completion"), "choices": [choice], "usage": _usage(result)})
+
+
+def chunks(result: Result, model: str, *, usage: bool) -> Iterator[bytes]:
+    """The answer as SSE events, `[DONE]` last. Each tool call is whole in its chunk, so that none is ever half."""
+    head = _head(result, model, "chat.completion.chunk")
+
+    def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        body = {**head, "choices": [choice], **({"usage": None} if usage else {})}
+        return b"data: " + orjson.dumps(body) + b"\n\n"
+
+    yield event({"role": "assistant", "content": ""})
+    if result.reply.reasoning:
+        yield event({"reasoning_content": result.reply.reasoning})
+    if result.reply.content:
+        yield event({"content": result.reply.content})
+    for index, call in enumerate(_wire_calls(result)):
+        yield event({"tool_calls": [{"index": index, **call}]})
+    yield event({}, _finish(result))
+    if usage:
+        yield b"data: " + orjson.dumps({**head, "choices": [], "usage": _usage(result)}) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def error_body(error: GatewayError) -> bytes:
+    """An error in OpenAI's shape."""
+    kind, code = _ERROR_TYPES[error.kind]
+    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.param, "code": code}})
+
+
+def models(model: str) -> bytes:
+    """The answer to `GET /models`."""
+    return orjson.dumps(
+        {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "gyre"}]}
+    )
+
+
+def _head(result: Result, model: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{result.call_id}", "object": kind, "created": result.created, "model": model}
+
+
+def _extras(result: Result) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if result.reply.reasoning:
+        out["reasoning_content"] = result.reply.reasoning
+    if result.reply.tool_calls:
+        out["tool_calls"] = _wire_calls(result)
+    return out
+
+
+def _wire_calls(result: Result) -> list[dict[str, Any]]:
+    return [
+        {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+        for c in result.reply.tool_calls
+    ]
+
+
+def _finish(result: Result) -> str:
+    if result.finish_reason == "stop" and result.reply.tool_calls:
+        return "tool_calls"
+    return result.finish_reason
+
+
+def _usage(result: Result) -> dict[str, Any]:
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+        "total_tokens": result.prompt_tokens + result.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+    }

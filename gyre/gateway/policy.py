@@ -1,0 +1,211 @@
+"""Messages to token ids and back, for one policy: its tokenizer and its `renderers` renderer.
+
+A full render is used for the first prompt of a branch; afterwards only what is new is tokenised, by the renderer's
+bridge, so that sampled ids are never tokenised again. The bridge gets the tail of the last prompt and the completion,
+not the whole history, so that its cost does not grow with the history.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from renderers import create_renderer  # type: ignore[import-untyped]
+from renderers.base import ParsedToolCall, ToolCallParseStatus  # type: ignore[import-untyped]
+from renderers.configs import config_from_name  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
+
+from gyre.config import PolicyConfig
+from gyre.gateway.messages import Message, ToolCall
+
+log = logging.getLogger(__name__)
+
+Ids = npt.NDArray[np.int32]
+
+
+class FastTokenizer:
+    """The part of a tokenizer that renderers need, straight over `tokenizers`: no transformers, no torch."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"policy.path: no tokenizer.json in {folder}; save it with the checkpoint")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self.name_or_path = str(folder)
+        self.unk_token_id: int | None = None
+        self.eos_token_id: int | None = None
+
+    def encode(self, text: str, *_: Any, add_special_tokens: bool = True, **__: Any) -> list[int]:
+        """Ids of `text`."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
+        """Text of the ids."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Id of one token, or of each of several; None for a token that is not in the vocabulary."""
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(t) for t in tokens]
+
+
+class Policy:
+    """The tokenising side of the policy that a run trains."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.name = config.name
+        self.context = config.context
+        self.tokenizer = FastTokenizer(config.path)
+        typed = config_from_name(config.renderer)
+        # Two bridges: as the template has it (a new user turn drops old thinking), and one that goes on regardless,
+        # for branches without thinking, where the template keeps every prefix.
+        self._strict = create_renderer(self.tokenizer, typed)
+        self._lenient = (
+            self._strict
+            if typed is None
+            else create_renderer(self.tokenizer, typed.model_copy(update={"thinking_retention": "all"}))
+        )
+        self.stop_ids: list[int] = list(self._strict.get_stop_token_ids())
+        self._stops = frozenset(self.stop_ids)
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """The ids of a whole prompt, up to where the assistant speaks."""
+        ids = self._strict.render_ids(
+            [m.rendered() for m in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+        )
+        return list(ids)
+
+    def extension(
+        self,
+        prompt_tail: Ids,
+        completion: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        thinking: bool,
+    ) -> list[int] | None:
+        """The ids that follow a completion when `messages` come next; None where the template does not allow it.
+
+        `prompt_tail` is the end of the prompt that was completed, from its last closed turn on. `thinking`: the branch
+        holds reasoning, so the template's own rule on old reasoning decides. `messages` hold no assistant turn.
+        """
+        tail = prompt_tail.tolist()
+        renderer = self._strict if thinking else self._lenient
+        bridged = renderer.bridge_to_next_turn(
+            tail,
+            list(completion),
+            [m.rendered() for m in messages],
+            tools=list(tools) or None,
+        )
+        if bridged is None:
+            return None
+        before = [*tail, *completion]
+        if bridged.token_ids[: len(before)] != before:
+            return None  # the bridge would drop sampled ids
+        return list(bridged.token_ids[len(before) :])
+
+    def foreign(self, message: Message, tools: Sequence[dict[str, Any]]) -> list[int]:
+        """The ids of an assistant turn that the policy did not sample here, closing token included."""
+        # A tool result after it makes the template treat it as history: reasoning kept, no empty thinking block added.
+        history = [{"role": "user", "content": "."}, message.rendered(), {"role": "tool", "content": "."}]
+        rendered = self._strict.render(history, tools=list(tools) or None)
+        sampled = [
+            token
+            for token, index, said in zip(
+                rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True
+            )
+            if said and index == 1
+        ]
+        return sampled
+
+    def tail(self, prompt: Ids) -> Ids:
+        """The end of a prompt, from its last closed turn on: all that a bridge needs of it."""
+        for i in range(len(prompt) - 1, -1, -1):
+            if int(prompt[i]) in self._stops:
+                return prompt[i:]
+        return prompt
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decoded text, special tokens included."""
+        return self.tokenizer.decode(ids)
+
+    def stopped(self, stop: Sequence[str]) -> Callable[[list[int]], int | None] | None:
+        """For stop strings: a function from ids to how many of them spell the first one; None where they do not yet."""
+        if not stop:
+            return None
+
+        def keep(ids: list[int]) -> int | None:
+            if _first(stop, self.text(ids)) is None:
+                return None
+            return next(n for n in range(1, len(ids) + 1) if _first(stop, self.text(ids[:n])) is not None)
+
+        return keep
+
+    def reply(
+        self,
+        prompt: Ids,
+        completion: Sequence[int],
+        tools: Sequence[dict[str, Any]],
+        parse_tool_calls: bool,
+        stop: Sequence[str] = (),
+    ) -> Message:
+        """The assistant message that a completion says. Never raises: what cannot be parsed is text.
+
+        A tool call that is cut short or ill-formed stays in the content as the raw text that was sampled.
+        """
+        ids = list(completion)
+        while ids and ids[-1] in self._stops:
+            ids.pop()
+        if stop and (cut := _first(stop, text := self.text(ids))) is not None:
+            return Message("assistant", text[:cut].strip())
+        try:
+            parsed = self._strict.parse_response(
+                ids,
+                tools=list(tools) or None,
+                prompt_ids=self.tail(prompt).tolist(),
+            )
+        except (ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError) as error:
+            log.warning("the renderer could not parse a completion (%s); it goes out as text", type(error).__name__)
+            return Message("assistant", self.text(ids).strip())
+        calls: list[ToolCall] = []
+        content = parsed.content
+        for attempt in parsed.tool_calls:
+            call = _tool_call(attempt) if parse_tool_calls else None
+            if call is not None:
+                calls.append(call)
+            else:
+                content = f"{content}\n{self._raw(attempt, ids)}" if content else self._raw(attempt, ids)
+        return Message("assistant", content, parsed.reasoning_content or None, tuple(calls))
+
+    def _raw(self, attempt: ParsedToolCall, ids: list[int]) -> str:
+        return attempt.raw if attempt.token_span is None else self.text(ids[slice(*attempt.token_span)])
+
+
+def _tool_call(attempt: ParsedToolCall) -> ToolCall | None:
+    """The call as it goes on the wire; None where it is not one that a harness could read."""
+    if attempt.status is not ToolCallParseStatus.OK or not isinstance(attempt.name, str):
+        return None
+    try:
+        arguments = attempt.arguments
+        if not isinstance(arguments, str):
+            arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False, allow_nan=False)
+        arguments.encode()
+        attempt.name.encode()
+    except (ValueError, RecursionError):  # NaN, nesting without end, lone surrogates
+        return None
+    return ToolCall(attempt.id or f"call_{uuid.uuid4().hex[:24]}", attempt.name, arguments)
+
+
+def _first(stop: Sequence[str], text: str) -> int | None:
+    found = [at for s in stop if (at := text.find(s)) >= 0]
+    return min(found) if found else None
