@@ -50,8 +50,9 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar = {
         str: Text,
         dt.datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
-        list[Any]: JSONB,
+        # Without none_as_null, None would be stored as JSON's null, which no IS NULL finds.
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[Any]: JSONB(none_as_null=True),
         bytes: LargeBinary,
         list[str]: ARRAY(Text),
         list[int]: ARRAY(BigInteger),

@@ -191,9 +191,10 @@ def _end_leftovers(pgdata: Path) -> None:
     """Stop a server that outlived its supervisor, wait for orphans of a killed one, and drop a stale pid file."""
     for sign, patience in ((STOP_SIGNAL, 10.0), (signal.SIGKILL, 5.0)):
         for process in _leftovers(pgdata):
-            # Only the postmaster takes the order to stop; its children follow it.
-            if sign == signal.SIGKILL or (process.parent() or process).name() != process.name():
-                process.send_signal(sign)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # Only the postmaster takes the order to stop; its children follow it.
+                if sign == signal.SIGKILL or (process.parent() or process).name() != process.name():
+                    process.send_signal(sign)
         deadline = time.monotonic() + patience
         while _leftovers(pgdata) and time.monotonic() < deadline:  # asked anew each time: an unreaped one has no cwd
             time.sleep(0.02)
