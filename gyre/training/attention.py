@@ -83,7 +83,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [T, heads, d], half-split as in Llama and Qwen; cos and sin are [T, d / 2]."""
-    out: Tensor = _Rotate.apply(x, cos, sin)
+    out: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -109,16 +109,18 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def packed_causal_attention(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+def packed_causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float
+) -> Tensor:
     """Causal attention inside each of the sequences that lie one after another; [T, heads, d].
 
     Key and value heads may be fewer than query heads (grouped queries).
     """
     if query.device.type == "cpu":
-        out: Tensor = _PackedCausal.apply(query, key, value, lengths, scale)
+        out: Tensor = _PackedCausal.apply(query, key, value, lengths, scale)  # type: ignore[no-untyped-call]
         return out
     outs = []
-    for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True):
+    for q, k, v in zip(*(torch.split(x, list(lengths)) for x in (query, key, value)), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         one = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.size(1) != k.size(1))
         outs.append(one[0].transpose(0, 1))
@@ -140,7 +142,7 @@ def _runs(lengths: tuple[int, ...]) -> list[tuple[int, int, int]]:
 
 def _view(x: Tensor, start: int, count: int, length: int) -> Tensor:
     """[T, heads, d] to a view [count, heads, length, d] of `count` sequences from `start`."""
-    return x.narrow(0, start, count * length).unflatten(0, (count, length)).transpose(1, 2)
+    return x[start : start + count * length].view(count, length, *x.shape[1:]).transpose(1, 2)
 
 
 class _PackedCausal(torch.autograd.Function):

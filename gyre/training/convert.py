@@ -58,7 +58,7 @@ def hf_to_megatron(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
         )
         for suffix in ("weight", "bias") if shape.qkv_bias else ("weight",):
             q, k, v = (
-                weights[f"{hf}self_attn.{x}_proj.{suffix}"].unflatten(0, (shape.kv_heads, rows * shape.head_dim))
+                _heads(weights[f"{hf}self_attn.{x}_proj.{suffix}"], shape.kv_heads, rows * shape.head_dim)
                 for x, rows in (("q", per_group), ("k", 1), ("v", 1))
             )
             out[f"{mc}self_attention.linear_qkv.{suffix}"] = torch.cat([q, k, v], 1).flatten(0, 1)
@@ -91,8 +91,8 @@ def megatron_to_hf(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
         gate, up = get(mc + "mlp.linear_fc1.weight").chunk(2)
         out[hf + "mlp.gate_proj.weight"], out[hf + "mlp.up_proj.weight"] = gate, up
         for suffix in ("weight", "bias") if shape.qkv_bias else ("weight",):
-            qkv = get(f"{mc}self_attention.linear_qkv.{suffix}").unflatten(0, (shape.kv_heads, q_rows + 2 * d))
-            for x, part in zip("qkv", qkv.split([q_rows, d, d], 1), strict=True):
+            qkv = _heads(get(f"{mc}self_attention.linear_qkv.{suffix}"), shape.kv_heads, q_rows + 2 * d)
+            for x, part in zip("qkv", torch.split(qkv, [q_rows, d, d], 1), strict=True):
                 out[f"{hf}self_attn.{x}_proj.{suffix}"] = part.flatten(0, 1)
     return out
 
@@ -122,6 +122,11 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     for i in range(shape.layers):
         sizes |= {f"model.layers.{i}.{name}": size for name, size in layer.items()}
     return sizes
+
+
+def _heads(x: Tensor, groups: int, rows: int) -> Tensor:
+    """[groups * rows, ...] to [groups, rows, ...]."""
+    return x.reshape(groups, rows, *x.shape[1:])
 
 
 def _renames(shape: ModelShape) -> dict[str, str]:

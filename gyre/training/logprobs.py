@@ -21,7 +21,7 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 
 
 class TargetLogprobs(NamedTuple):
-    """Log-probs [N] (differentiable) and entropies [N] (not), in nats, of the distributions at the run's temperature."""
+    """Log-probs [N] (differentiable) and entropies [N] (not), in nats, at the temperature asked for."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -61,7 +61,7 @@ def token_logprobs(
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
     else:
         group = None
-    logprobs, entropies = _TokenLogprobs.apply(hidden, weight, ids, chunk, group)
+    logprobs, entropies = _TokenLogprobs.apply(hidden, weight, ids, chunk, group)  # type: ignore[no-untyped-call]
     return TargetLogprobs(logprobs, entropies)
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 _FACTORIES = (
-    "tensor zeros ones empty full arange rand randn randint eye linspace as_tensor scalar_tensor "
-    "zeros_like ones_like empty_like full_like rand_like randn_like"
-).split()
+    *("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "eye", "linspace"),
+    *("as_tensor", "scalar_tensor", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
+)
 
 _installed = False
 

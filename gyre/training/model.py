@@ -106,7 +106,7 @@ def build_policy(
     UnsupportedModelError where the process groups split a model (the conversion of weights is for whole tensors).
     """
     parallel.initialize(seed)
-    if parallel_state.get_tensor_model_parallel_world_size() * parallel_state.get_pipeline_model_parallel_world_size() > 1:
+    if parallel_state.get_model_parallel_group().size() > 1:
         raise UnsupportedModelError("tensor and pipeline parallel trainers need sharded conversion, not there yet")
     config = TransformerConfig(
         num_layers=shape.layers,

@@ -26,7 +26,7 @@ def initialize(seed: int = 0, tensor_parallel: int = 1, pipeline_parallel: int =
         if "TORCHELASTIC_RUN_ID" in os.environ:
             dist.init_process_group(backend)
         else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(tensor_parallel, pipeline_parallel)
     model_parallel_cuda_manual_seed(seed)
