@@ -58,7 +58,9 @@ def gspo_token_loss(logprobs: Tensor, targets: GspoTargets, clip_low: float, cli
             raise ValueError(f"{name}: expected shape {(size,)}, got {tuple(tensor.shape)}")
     counts = torch.bincount(targets.unit, minlength=units)
     if len(counts) != units or (counts == 0).any():
-        raise ValueError(f"unit: every one of the {units} units needs at least one target, got counts {counts.tolist()}")
+        raise ValueError(
+            f"unit: every one of the {units} units needs at least one target, got counts {counts.tolist()}"
+        )
 
     frozen = logprobs.detach()
     difference = frozen - targets.behaviour.to(frozen.dtype)

@@ -136,14 +136,19 @@ class Trainer:
         """A copy of the accumulator: one flat float32 tensor on the CPU, in an order that all replicas share."""
         return torch.cat([b.reshape(-1) for b in self.stream.buffers()]).cpu()
 
-    def absorb(self, gradient: Tensor) -> None:
-        """Add another replica's `gradient()`. Raises ValueError for another size, NonFiniteError; nothing is added."""
-        buffers = self.stream.buffers()
-        size = sum(b.numel() for b in buffers)
+    def checked_gradient(self, gradient: Tensor) -> Tensor:
+        """`gradient` if it can be absorbed. Raises ValueError for another size or dtype, NonFiniteError."""
+        size = sum(b.numel() for b in self.stream.buffers())
         if gradient.shape != (size,) or gradient.dtype != torch.float32:
             raise ValueError(f"gradient: expected float32 [{size}], got {gradient.dtype} {list(gradient.shape)}")
         if not gradient.isfinite().all():
             raise NonFiniteError("the gradient to absorb is not finite; it was refused")
+        return gradient
+
+    def absorb(self, gradient: Tensor) -> None:
+        """Add another replica's `gradient()`. Raises as `checked_gradient`, and nothing is added."""
+        self.checked_gradient(gradient)
+        buffers = self.stream.buffers()
         for buffer, part in zip(buffers, torch.split(gradient, [b.numel() for b in buffers]), strict=True):
             buffer += part.view_as(buffer).to(buffer.device)
 

@@ -83,6 +83,14 @@ def hold_micro_batch(session: Session, micro_batch_id: int, incarnation: str, me
     return row.state == "held" and row.holder == incarnation
 
 
+def held_metrics(session: Session, step_id: int, incarnation: str) -> dict[int, dict[str, Any]]:
+    """Metrics, by id, of the step's micro-batches whose gradient the ledger says is with `incarnation`."""
+    held = select(MicroBatch.id, MicroBatch.metrics).where(
+        MicroBatch.step_id == step_id, MicroBatch.state == "held", MicroBatch.holder == incarnation
+    )
+    return {row.id: row.metrics for row in session.execute(held.order_by(MicroBatch.id))}
+
+
 def move_held(
     session: Session,
     step_id: int,

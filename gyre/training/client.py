@@ -1,0 +1,112 @@
+"""The client of a trainer process, for its cell's agent. Free of torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from gyre.training.protocol import LINE_LIMIT, TrainerError, TrainerStatus, TrainerUnavailable
+
+
+class TrainerClient:
+    """Sends commands to the trainer at a unix socket; one connection a command, so that a restart needs no care.
+
+    Every command raises TrainerError where the trainer refuses it, TrainerUnavailable where it does not answer; all
+    may be sent again. A cancelled call leaves the command running in the trainer.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._ids = itertools.count()
+
+    async def status(self, timeout_s: float = 5.0) -> TrainerStatus:
+        """State of the process, at once."""
+        try:
+            return TrainerStatus.from_json(await asyncio.wait_for(self.call("status"), timeout_s))
+        except TimeoutError as error:
+            raise TrainerUnavailable(f"{self.socket}: no status within {timeout_s} s") from error
+
+    async def wait_ready(self, timeout_s: float = 120.0, pause_s: float = 0.1) -> TrainerStatus:
+        """Wait until the process is up and has started. Raises TrainerUnavailable after `timeout_s`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            with contextlib.suppress(TrainerUnavailable):
+                status = await self.status()
+                if status.busy != "start":
+                    return status
+            if asyncio.get_running_loop().time() > deadline:
+                raise TrainerUnavailable(f"{self.socket}: the trainer is not ready after {timeout_s} s; see its log")
+            await asyncio.sleep(pause_s)
+
+    async def load(self, version: int) -> None:
+        """Have the weights of `version`. Idempotent."""
+        await self.call("load", version=version)
+
+    async def begin(self, step_id: int) -> None:
+        """Accumulate for this step, from zero unless it does already. Idempotent."""
+        await self.call("begin", step_id=step_id)
+
+    async def micro_batch(self, micro_batch_id: int) -> dict[str, Any]:
+        """Compute a micro-batch that this incarnation has claimed, and mark it held; its metrics. Idempotent."""
+        return await self.call("micro_batch", micro_batch_id=micro_batch_id)
+
+    async def push(self, step_id: int) -> dict[str, Any] | None:
+        """Publish the accumulated gradient: a ticket for central's `absorb`; None if nothing is held. Idempotent.
+
+        No micro-batch is taken until `reset`.
+        """
+        ticket: dict[str, Any] | None = (await self.call("push", step_id=step_id))["ticket"]
+        return ticket
+
+    async def absorb(self, step_id: int, ticket: dict[str, Any], from_incarnation: str) -> None:
+        """Central: pull a pushed gradient, add it, and take over its micro-batches in the ledger. Idempotent."""
+        await self.call("absorb", step_id=step_id, ticket=ticket, from_incarnation=from_incarnation)
+
+    async def reset(self, step_id: int) -> None:
+        """Satellite: central has absorbed the push; start from zero. Idempotent."""
+        await self.call("reset", step_id=step_id)
+
+    async def optimizer_step(self, step_id: int) -> dict[str, Any]:
+        """Central: step, save the checkpoint, commit the version; {version, checkpoint, metrics}. Idempotent."""
+        return await self.call("optimizer_step", step_id=step_id)
+
+    async def publish(self, version: int) -> dict[str, Any]:
+        """Central: make the weights of `version` pullable; the transfer ticket (also in `weight_versions`)."""
+        ticket: dict[str, Any] = (await self.call("publish", version=version))["ticket"]
+        return ticket
+
+    async def sleep(self) -> None:
+        """Give memory back while the cell serves. Idempotent."""
+        await self.call("sleep")
+
+    async def wake(self) -> None:
+        """The opposite of `sleep`. Idempotent."""
+        await self.call("wake")
+
+    async def call(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Any command by name."""
+        number = next(self._ids)
+        line = json.dumps({"id": number, "command": command, "arguments": arguments}).encode() + b"\n"
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=LINE_LIMIT)
+        except OSError as error:
+            raise TrainerUnavailable(f"{self.socket}: no trainer listens: {error}") from error
+        try:
+            writer.write(line)
+            await writer.drain()
+            answer = await reader.readline()
+        except OSError as error:
+            raise TrainerUnavailable(f"{self.socket}: lost the trainer during {command}: {error}") from error
+        finally:
+            writer.close()
+        if not answer:
+            raise TrainerUnavailable(f"{self.socket}: the trainer went away during {command}")
+        data = json.loads(answer)
+        if "error" in data:
+            raise TrainerError(data["error"]["type"], data["error"]["message"])
+        result: dict[str, Any] = data["result"]
+        return result

@@ -1,0 +1,52 @@
+"""What the trainer process and its client say to each other: JSON objects, one a line, over a unix socket.
+
+    {"id": 1, "command": "micro_batch", "arguments": {"micro_batch_id": 7}}
+    {"id": 1, "result": {...}}   or   {"id": 1, "error": {"type": "LedgerError", "message": "..."}}
+
+Free of torch: a cell's agent imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+LINE_LIMIT = 1 << 20
+"""Longest line, in bytes."""
+
+
+@dataclass(frozen=True)
+class TrainerStatus:
+    """State of a trainer process; answered at once, also while it computes."""
+
+    incarnation: str
+    """Random name of this life of the process: who holds gradients in the ledger."""
+    version: int | None
+    """Policy version of the weights; None while none is loaded."""
+    step_id: int | None
+    """Step whose gradient accumulates."""
+    held: int
+    """Micro-batches in the accumulator."""
+    asleep: bool
+    busy: str | None
+    """The command that runs; `start` until the process is ready; None: idle."""
+    waiting: int
+    """Commands that wait for it."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
+
+
+class TrainerError(Exception):
+    """The trainer refused or failed a command. `kind` is the name of its exception."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+class TrainerUnavailable(ConnectionError):
+    """No trainer answers at the socket, or it went away before it answered."""

@@ -1,0 +1,352 @@
+"""A training replica inside a run: the trainer, the ledger of micro-batches in Postgres, and the transfer of tensors.
+
+The ledger says whose gradient lies in whose accumulator (`gyre.store.queries.ledger`); `held` is what this process
+knows of its own. Both must name the same micro-batches whenever the accumulator leaves this process (`push`) or becomes
+weights (`optimizer_step`); where they do not, the accumulator is thrown away and its micro-batches are queued again.
+Every command may be sent again after a lost answer, and a process that dies loses only what the ledger gives back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sqlalchemy import Engine
+from torch import Tensor
+
+from gyre.config import RunConfig
+from gyre.store import queries
+from gyre.store.db import transaction
+from gyre.store.queries import LedgerError
+from gyre.training import checkpoint
+from gyre.training.batch import sample_from_rows
+from gyre.training.metrics import MicroBatchMetrics, combine
+from gyre.training.streaming import NonFiniteError
+from gyre.training.trainer import StepResult, Trainer
+from gyre.training.weights import read_hf_weights
+from gyre.transfer import Ticket, TransferError, WeightPublisher, open_publisher, open_puller
+
+log = logging.getLogger("gyre.trainer")
+
+
+class CommandError(Exception):
+    """A command that does not fit the replica's state; the message says what to send first."""
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """Who this replica is. `checkpoints` is the run's folder of checkpoints."""
+
+    run: RunConfig
+    cell: str
+    central: bool
+    checkpoints: Path
+    incarnation: str
+
+
+class Replica:
+    """The commands of a trainer process; see `gyre.training.client` for what each one promises."""
+
+    def __init__(self, settings: ReplicaSettings, engine: Engine) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.run_id = settings.run.run_id
+        self.trainer = Trainer(
+            settings.run.policy.path, settings.run.trainer, settings.run.objective, seed=settings.run.seed
+        )
+        self.step_id: int | None = None
+        self.held: dict[int, MicroBatchMetrics | None] = {}
+        """Micro-batches in the accumulator; absorbed ones without metrics, which lie in their rows."""
+        self._pushed: dict[str, Any] | None = None
+        self._taken: tuple[int, StepResult] | None = None  # an optimizer step that is not committed yet
+        self._weights: tuple[WeightPublisher, dict[str, Tensor]] | None = None
+        self._gradients: tuple[WeightPublisher, Tensor] | None = None
+
+    @property
+    def version(self) -> int | None:
+        return self.trainer.version
+
+    @property
+    def asleep(self) -> bool:
+        return self.trainer.asleep
+
+    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        common: dict[str, Callable[..., dict[str, Any]]] = {
+            "load": self.load,
+            "begin": self.begin,
+            "micro_batch": self.micro_batch,
+            "sleep": self.sleep,
+            "wake": self.wake,
+        }
+        if self.settings.central:
+            return common | {"absorb": self.absorb, "optimizer_step": self.optimizer_step, "publish": self.publish}
+        return common | {"push": self.push, "reset": self.reset}
+
+    def start(self) -> None:
+        """Central: load the newest version (version 0 is the policy itself) and publish it under a new ticket."""
+        if not self.settings.central:
+            return
+        checkpoint.clean(self.settings.checkpoints)
+        with transaction(self.engine) as session:
+            newest = queries.newest_version(session, self.run_id)
+            if newest is None:
+                queries.add_weight_version(session, self.run_id, 0, str(self.settings.run.policy.path))
+        self.load(0 if newest is None else newest.version)
+        self.publish(self._version())
+
+    # ---- weights --------------------------------------------------------------------------------------------------
+
+    def load(self, version: int) -> dict[str, Any]:
+        if self.trainer.version == version:
+            return {"version": version}
+        with transaction(self.engine) as session:
+            row = queries.weight_version(session, self.run_id, version)
+        if row is None:
+            raise CommandError(f"run {self.run_id} has no version {version}")
+        self._leave_step(f"load version {version}")
+        folder = Path(row.checkpoint)
+        if self.settings.central:
+            self.trainer.load(version, folder)
+        else:
+            pulled = None if row.ticket is None else self._pull_weights(row.ticket, version)
+            self.trainer.load(version, read_hf_weights(folder) if pulled is None else pulled)
+        return {"version": version}
+
+    def _pull_weights(self, ticket: Mapping[str, Any], version: int) -> dict[str, Tensor] | None:
+        try:
+            puller = open_puller(Ticket.from_json(ticket))
+            try:
+                found, tensors = puller.pull()
+            finally:
+                puller.close()
+        except TransferError as error:
+            log.warning("version %d: cannot be pulled (%s); read from its checkpoint instead", version, error)
+            return None
+        if found != version:
+            log.warning("version %d: central publishes %d now; read from the checkpoint instead", version, found)
+            return None
+        return tensors
+
+    def publish(self, version: int) -> dict[str, Any]:
+        if self._version() != version:
+            raise CommandError(f"version {version} is not loaded; version {self.trainer.version} is")
+        weights = self.trainer.export_hf()
+        if self._weights is None:
+            self._weights = (open_publisher(weights, self.settings.run.stack.transfer), weights)
+        else:
+            for name, tensor in self._weights[1].items():
+                tensor.copy_(weights[name])
+        ticket = self._weights[0].publish(version).to_json()
+        with transaction(self.engine) as session:
+            queries.set_ticket(session, self.run_id, version, ticket)
+        return {"ticket": ticket}
+
+    # ---- micro-batches --------------------------------------------------------------------------------------------
+
+    def begin(self, step_id: int) -> dict[str, Any]:
+        if self.step_id == step_id:
+            return {}
+        with transaction(self.engine) as session:
+            step = queries.step_row(session, step_id)
+        if step.state == "done":
+            raise CommandError(f"step {step.index} of {step.run_id} is done")
+        if step.index != self.trainer.version:
+            raise CommandError(
+                f"step {step.index} trains version {step.index}, but {self.trainer.version} is loaded; load it first"
+            )
+        self._leave_step(f"begin step {step.index}")
+        self.step_id = step_id
+        return {}
+
+    def micro_batch(self, micro_batch_id: int) -> dict[str, Any]:
+        metrics = self.held.get(micro_batch_id)
+        if metrics is None:
+            metrics = self._compute(micro_batch_id)
+            self.held[micro_batch_id] = metrics
+        with transaction(self.engine) as session:
+            mine = queries.hold_micro_batch(session, micro_batch_id, self.settings.incarnation, metrics.to_json())
+        if not mine:
+            self._void()
+            raise LedgerError(f"micro-batch {micro_batch_id}: its claim was lost; the accumulator was thrown away")
+        return metrics.to_json()
+
+    def _compute(self, micro_batch_id: int) -> MicroBatchMetrics:
+        with transaction(self.engine) as session:
+            row = queries.micro_batch_row(session, micro_batch_id)
+            rows = queries.micro_batch_samples(session, micro_batch_id)
+        if row.step_id != self.step_id:
+            raise CommandError(f"micro-batch {micro_batch_id} is of step row {row.step_id}; begin that step first")
+        if row.state != "claimed" or row.holder != self.settings.incarnation:
+            raise LedgerError(
+                f"micro-batch {micro_batch_id} is {row.state} by {row.holder}, not claimed by this trainer"
+            )
+        if self._pushed is not None:
+            raise CommandError(f"micro-batch {micro_batch_id}: the pushed gradient is not reset yet")
+        try:
+            return self.trainer.micro_batch([sample_from_rows(r) for r in rows], f"micro-batch {micro_batch_id}")
+        except NonFiniteError:
+            self._void()  # the accumulator may hold what is not a number
+            raise
+
+    # ---- satellites -----------------------------------------------------------------------------------------------
+
+    def push(self, step_id: int) -> dict[str, Any]:
+        if self.step_id != step_id:
+            raise CommandError(f"step row {step_id} is not begun; {self.step_id} is")
+        if self._pushed is None and self.held:
+            self._check_ledger(step_id)
+            gradient = self.trainer.gradient()
+            if self._gradients is None:
+                publisher = open_publisher({"grad": gradient}, self.settings.run.stack.transfer)
+                self._gradients = (publisher, gradient)
+            else:
+                self._gradients[1].copy_(gradient)
+            ticket = self._gradients[0].publish(step_id)
+            self._pushed = {"transfer": ticket.to_json(), "micro_batches": sorted(self.held)}
+        return {"ticket": self._pushed}
+
+    def absorb(self, step_id: int, ticket: dict[str, Any], from_incarnation: str) -> dict[str, Any]:
+        pushed = [int(i) for i in ticket["micro_batches"]]
+        if self.step_id == step_id and self.held.keys() >= set(pushed):
+            return {"micro_batches": len(pushed)}
+        self.begin(step_id)
+        puller = open_puller(Ticket.from_json(ticket["transfer"]))
+        try:
+            found, tensors = puller.pull()
+        finally:
+            puller.close()
+        if found != step_id:
+            raise LedgerError(f"{from_incarnation} publishes a gradient of step row {found}, not {step_id}")
+        gradient = self.trainer.checked_gradient(tensors["grad"])
+        with transaction(self.engine) as session:
+            rows = [queries.micro_batch_row(session, i) for i in pushed]
+            # An earlier attempt may have committed without learning of it: then all are here, and not yet added.
+            if not all(r.holder == self.settings.incarnation and r.state == "held" for r in rows):
+                queries.move_held(session, step_id, from_incarnation, self.settings.incarnation, pushed)
+        self.trainer.absorb(gradient)
+        self.held.update(dict.fromkeys(pushed))
+        return {"micro_batches": len(pushed)}
+
+    def reset(self, step_id: int) -> dict[str, Any]:
+        if self.step_id != step_id or not self.held:
+            return {}
+        with transaction(self.engine) as session:
+            still = queries.held_metrics(session, step_id, self.settings.incarnation)
+        if still:
+            raise LedgerError(f"central has not absorbed micro-batches {sorted(still)}; their gradient stays")
+        self._empty()
+        return {}
+
+    # ---- the step -------------------------------------------------------------------------------------------------
+
+    def optimizer_step(self, step_id: int) -> dict[str, Any]:
+        with transaction(self.engine) as session:
+            step = queries.step_row(session, step_id)
+            made = queries.weight_version(session, self.run_id, step.index + 1)
+        if made is not None:
+            self.load(made.version)
+            return {"version": made.version, "checkpoint": made.checkpoint, "metrics": step.metrics}
+        if step.n_valid is None:
+            raise CommandError(f"step {step.index} of {step.run_id} is {step.state}; close it first")
+        if self._taken is None or self._taken[0] != step_id:
+            self.begin(step_id)
+            self._check_ledger(step_id)
+            self._taken = (step_id, self.trainer.optimizer_step(step.n_valid if self.held else 0))
+        result = self._taken[1]
+        folder = self.trainer.save(self.settings.checkpoints, self.run_id, step_id)
+        try:
+            with transaction(self.engine) as session:
+                parts = queries.held_metrics(session, step_id, self.settings.incarnation)
+                metrics = _step_metrics(parts, step.n_valid, result)
+                queries.finish_step(
+                    session, step_id, result.version, metrics, str(folder), holder=self.settings.incarnation
+                )
+        except LedgerError:
+            # The step was not ours to take: go back to the version before it.
+            self._taken = None
+            self._void()
+            self.trainer.version = None
+            self.load(step.index)
+            raise
+        self._taken = None
+        self._empty()
+        self.step_id = None
+        self._delete_old_checkpoints()
+        return {"version": result.version, "checkpoint": str(folder), "metrics": metrics}
+
+    def _delete_old_checkpoints(self) -> None:
+        with transaction(self.engine) as session:
+            stale = queries.stale_checkpoints(session, self.run_id, self.settings.run.checkpoint.keep)
+            folders = [Path(row.checkpoint) for row in stale]
+        checkpoint.delete_checkpoints(self.settings.checkpoints, folders)
+
+    # ---- roles ----------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> dict[str, Any]:
+        self.trainer.sleep()
+        return {}
+
+    def wake(self) -> dict[str, Any]:
+        self.trainer.wake()
+        return {}
+
+    # ---- the accumulator and the ledger ---------------------------------------------------------------------------
+
+    def _version(self) -> int:
+        if self.trainer.version is None:
+            raise CommandError("no version is loaded; load one first")
+        return self.trainer.version
+
+    def _check_ledger(self, step_id: int) -> None:
+        with transaction(self.engine) as session:
+            ledger = queries.held_metrics(session, step_id, self.settings.incarnation)
+        if ledger.keys() != self.held.keys():
+            here, there = sorted(self.held), sorted(ledger)
+            self._void()
+            raise LedgerError(
+                f"the accumulator holds micro-batches {here}, the ledger says {there}; it was thrown away, and what "
+                "the ledger gave this trainer is queued again"
+            )
+
+    def _leave_step(self, reason: str) -> None:
+        """Forget the accumulator, unless the ledger still counts on it."""
+        if self.step_id is not None and self.held:
+            with transaction(self.engine) as session:
+                ledger = queries.held_metrics(session, self.step_id, self.settings.incarnation)
+            if ledger:
+                raise CommandError(
+                    f"cannot {reason}: the gradient of micro-batches {sorted(ledger)} of step row {self.step_id} is "
+                    "here; push it or finish the step first"
+                )
+        self._empty()
+        self.step_id = None
+
+    def _void(self) -> None:
+        """Throw the accumulator away and queue its micro-batches again."""
+        if self.step_id is not None:
+            with transaction(self.engine) as session:
+                queries.requeue_holder(session, self.step_id, self.settings.incarnation)
+        self._empty()
+
+    def _empty(self) -> None:
+        self.trainer.begin()
+        self.held.clear()
+        self._pushed = None
+
+
+def _step_metrics(parts: Mapping[int, dict[str, Any]], n_valid: int, result: StepResult) -> dict[str, Any]:
+    whole = combine(MicroBatchMetrics.from_json(p) for p in parts.values())
+    return {
+        **whole.to_json(),
+        "loss": whole.loss / max(n_valid, 1),
+        "micro_batches": len(parts),
+        "n_valid": n_valid,
+        "grad_norm": result.grad_norm,
+        "lr": result.lr,
+        "weights_changed": bool(parts),
+        "torch_threads": torch.get_num_threads(),
+    }

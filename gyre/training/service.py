@@ -1,0 +1,117 @@
+"""The trainer process's front: JSON lines over a unix socket, all work on one thread, `status` answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from gyre.training.protocol import LINE_LIMIT, TrainerStatus
+
+log = logging.getLogger("gyre.trainer")
+
+
+class Commands(Protocol):
+    """What runs the commands; `gyre.training.replica.Replica` in the trainer process."""
+
+    version: int | None
+    step_id: int | None
+    held: dict[int, Any]
+    asleep: bool
+
+    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        """Command name -> method; keyword arguments in, a JSON object out."""
+        ...
+
+
+class TrainerService:
+    """Serves a `Commands`. `start` builds it, on the work thread, while the socket already answers `status`."""
+
+    def __init__(self, socket: Path, incarnation: str, start: Callable[[], Commands]) -> None:
+        self.socket = socket
+        self.incarnation = incarnation
+        self._start = start
+        self._commands: Commands | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._busy: str | None = "start"
+        self._pending = 0
+
+    async def serve(self) -> None:
+        """Serve until cancelled. Raises what `start` raised."""
+        self.socket.parent.mkdir(parents=True, exist_ok=True)
+        # A socket that a killed process left is taken over; the agent runs one trainer a cell.
+        self.socket.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._connection, str(self.socket), limit=LINE_LIMIT)
+        async with server:
+            await self._on_thread("start", self._begin)
+            await server.serve_forever()
+
+    def _begin(self) -> None:
+        self._commands = self._start()
+
+    def status(self) -> TrainerStatus:
+        """The state now."""
+        c = self._commands
+        return TrainerStatus(
+            incarnation=self.incarnation,
+            version=None if c is None else c.version,
+            step_id=None if c is None else c.step_id,
+            held=0 if c is None else len(c.held),
+            asleep=c is not None and c.asleep,
+            busy=self._busy,
+            waiting=max(0, self._pending - 1),
+        )
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        number: Any = None
+        try:
+            request = json.loads(line)
+            number, command, arguments = request["id"], request["command"], request.get("arguments", {})
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            return _failure(number, "ProtocolError", f"a request is {{id, command, arguments}}: {error!r}")
+        if command == "status":
+            return {"id": number, "result": vars(self.status())}
+        try:
+            result = await self._on_thread(command, lambda: self._run(command, arguments))
+        except Exception as error:  # every failure of a command belongs to whoever sent it
+            log.exception("%s %s failed", command, arguments)
+            return _failure(number, type(error).__name__, str(error))
+        return {"id": number, "result": result}
+
+    def _run(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self._commands is not None, "commands wait behind `start` on the same thread"
+        known = self._commands.commands()
+        if command not in known:
+            raise ValueError(f"unknown command {command!r}; known are status, {', '.join(sorted(known))}")
+        return known[command](**arguments)
+
+    async def _on_thread(self, name: str, work: Callable[[], Any]) -> Any:
+        def named() -> Any:
+            self._busy = name
+            try:
+                return work()
+            finally:
+                self._busy = None
+
+        self._pending += 1
+        try:
+            # Shielded: a client that goes away does not undo work, it only loses the answer.
+            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, named))
+        finally:
+            self._pending -= 1
+
+
+def _failure(number: Any, kind: str, message: str) -> dict[str, Any]:
+    return {"id": number, "error": {"type": kind, "message": message}}
