@@ -156,7 +156,7 @@ class EngineClient:
 def _share(tensors: dict[str, torch.Tensor]) -> str:
     """The tensors as SGLang's `MultiprocessingSerializer` writes them, without importing SGLang (10 CPU-seconds)."""
     # The default strategy sends file descriptors, which only a child can receive: SGLang dies of such a payload.
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump([(name, tensor.detach()) for name, tensor in tensors.items()])
     return base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -43,7 +43,11 @@ def make_weights(seed: int) -> dict[str, torch.Tensor]:
 
     v, h, f = CONFIG["vocab_size"], CONFIG["hidden_size"], CONFIG["intermediate_size"]
     q, kv, d = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"], CONFIG["head_dim"]
-    weights = {"model.embed_tokens.weight": normal(v, h), "lm_head.weight": normal(v, h), "model.norm.weight": torch.ones(h)}
+    weights = {
+        "model.embed_tokens.weight": normal(v, h),
+        "lm_head.weight": normal(v, h),
+        "model.norm.weight": torch.ones(h),
+    }
     for i in range(CONFIG["num_hidden_layers"]):
         p = f"model.layers.{i}."
         weights |= {

@@ -1,0 +1,59 @@
+"""Which backend moves the bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal
+
+import torch
+
+from gyre.transfer.base import Backend, Ticket, WeightPublisher, WeightPuller
+
+log = logging.getLogger(__name__)
+
+
+def open_publisher(
+    params: Mapping[str, torch.Tensor],
+    backend: Literal["auto", "mooncake", "socket"] = "auto",
+    host: str = "127.0.0.1",
+) -> WeightPublisher:
+    """A publisher of `params` (contiguous CPU tensors of any dtype, read at each publish), reachable at `host`.
+
+    `auto`: Mooncake, or plain sockets where its library cannot load, with one line in the log. Raises TransferError:
+    the backend asked for is not available.
+    """
+    chosen = choose(host) if backend == "auto" else backend
+    if chosen == "socket":
+        from gyre.transfer.sockets import SocketPublisher
+
+        return SocketPublisher(params, host)
+    from gyre.transfer.mooncake import MooncakePublisher
+
+    return MooncakePublisher(params, host)
+
+
+def open_puller(ticket: Ticket, host: str = "127.0.0.1") -> WeightPuller:
+    """A puller for `ticket`, by the backend that made it. Raises TransferError where that is not available here."""
+    if ticket.backend == "socket":
+        from gyre.transfer.sockets import SocketPuller
+
+        return SocketPuller(ticket)
+    from gyre.transfer.mooncake import MooncakePuller
+
+    return MooncakePuller(ticket, host)
+
+
+@cache
+def choose(host: str) -> Backend:
+    """The backend that `auto` means in this process; logged once."""
+    from gyre.transfer.mooncake import MooncakeUnavailable, engine
+
+    try:
+        engine(host)
+    except MooncakeUnavailable as reason:
+        log.warning("transfer: plain sockets (%s)", reason)
+        return "socket"
+    log.info("transfer: Mooncake Transfer Engine over TCP, bound to %s", host)
+    return "mooncake"
