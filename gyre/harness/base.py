@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+BOX = "box"
+"""The agent's own part of a rollout's folder: workspace/, home/ and tmp/. What Gyre keeps lies beside it, not in it, so
+that a careless `rm -rf ../*` or `sed -i` of an agent hits nothing but its own files."""
+
 
 class HarnessError(Exception):
     """A harness that cannot be described or started; the message is one line that says what to do."""
@@ -72,20 +76,20 @@ class Harness(Protocol):
         """The command of one rollout. Pure: it touches no file."""
 
 
-def base_env(rollout_dir: Path) -> dict[str, str]:
+def base_env(area: Path) -> dict[str, str]:
     """The environment that every harness and every grader starts from: own HOME and TMPDIR, nothing of Gyre's.
 
-    git is kept from looking above the rollout's folder: the data folder may lie inside somebody's repository, whose
-    history could hold the answer and whose work tree must not be touched.
+    `area` is the folder that holds home/ and tmp/. git is kept from looking above it: the data folder may lie inside
+    somebody's repository, whose history could hold the answer and whose work tree must not be touched.
     """
     return {
         "PATH": tool_path(),
-        "HOME": str(rollout_dir / "home"),
-        "TMPDIR": str(rollout_dir / "tmp"),
+        "HOME": str(area / "home"),
+        "TMPDIR": str(area / "tmp"),
         "LANG": "C.UTF-8",
         "TZ": "UTC",
         "TERM": "dumb",
-        "GIT_CEILING_DIRECTORIES": str(rollout_dir.resolve()),
+        "GIT_CEILING_DIRECTORIES": str(area.resolve()),
         "GIT_CONFIG_NOSYSTEM": "1",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gyre.harness.base import Launch, LaunchContext, Preload, base_env
+from gyre.harness.base import BOX, Launch, LaunchContext, Preload, base_env
 
 
 def fill(text: str, ctx: LaunchContext) -> str:
@@ -35,7 +35,7 @@ class CommandHarness:
 
     def command(self, ctx: LaunchContext) -> Launch:
         env = {
-            **base_env(ctx.rollout_dir),
+            **base_env(ctx.rollout_dir / BOX),
             "OPENAI_BASE_URL": f"{ctx.base_url}/v1",
             "OPENAI_API_KEY": ctx.api_key,
             **ctx.env,

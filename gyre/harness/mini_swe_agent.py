@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gyre.harness.base import HarnessError, Launch, LaunchContext, Preload, base_env
+from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env
 from gyre.harness.command import fill
 
 PYTHON_VARIABLE = "GYRE_MINI_PYTHON"
@@ -101,10 +101,10 @@ class MiniSweAgent:
             *("-o", str(ctx.rollout_dir / TRAJECTORY_FILE)),
         )
         env = {
-            **base_env(ctx.rollout_dir),
+            **base_env(ctx.rollout_dir / BOX),
             **_FIXED_ENV,
             "PYTHONUNBUFFERED": "1",
-            "MSWEA_GLOBAL_CONFIG_DIR": str(ctx.rollout_dir / "home" / ".config" / "mini-swe-agent"),
+            "MSWEA_GLOBAL_CONFIG_DIR": str(ctx.rollout_dir / BOX / "home" / ".config" / "mini-swe-agent"),
             "OPENAI_API_BASE": f"{ctx.base_url}/v1",
             "OPENAI_BASE_URL": f"{ctx.base_url}/v1",
             "OPENAI_API_KEY": ctx.api_key,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gyre.harness import shepherd
-from gyre.harness.base import HarnessError, Launch
+from gyre.harness.base import BOX, HarnessError, Launch
 
 if TYPE_CHECKING:
     from gyre.harness.forkserver import ForkServer
@@ -216,10 +216,11 @@ def end_all(rollouts: Path) -> int:
     for top, folders, files in os.walk(rollouts):
         if shepherd.PID_FILE in files:
             here = Path(top)
-            running += [f for f in (here, *here.glob("verifier/*")) if isinstance(status(f), Running | Lost)]
+            attempts = (f for f in here.glob("verifier/*") if f.is_dir())
+            running += [f for f in (here, *attempts) if isinstance(status(f), Running | Lost)]
             folders.clear()
         else:
-            folders[:] = [f for f in folders if f not in ("workspace", "home", "tmp")]
+            folders[:] = [f for f in folders if f != BOX]
     living = [folder for folder in running if isinstance(status(folder), Running)]
     for folder in living:  # all get their TERM before anybody's grace is waited for
         shepherd.send([pid for pid in [_read_pid(folder)] if pid], signal.SIGTERM)

@@ -30,6 +30,7 @@ MARKER = "GYRE_HARNESS_MARK"  # environment variable by which strays are found o
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OURS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_KEEP_EVERY_S = 1.0
 
 Spec = dict[str, Any]
 """{folder, argv, env, cwd, grace_s}: one launch, as JSON."""
@@ -154,19 +155,17 @@ def _shepherd(spec: Spec, reply_fd: int, run: Callable[[Spec], NoReturn] | None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.close(open_gate)
         _harness(spec, gate, log, (lock, reply_fd), run)
-    write_json(
-        f"{folder}/{PID_FILE}",
-        {
-            "pid": os.getpid(),
-            "start_time": start_time(os.getpid()),
-            "boot_id": boot_id(),
-            "harness_pid": harness,
-            "harness_start_time": start_time(harness),
-            "mark": mark,
-            "grace_s": spec["grace_s"],
-            "started": started,
-        },
-    )
+    facts = {
+        "pid": os.getpid(),
+        "start_time": start_time(os.getpid()),
+        "boot_id": boot_id(),
+        "harness_pid": harness,
+        "harness_start_time": start_time(harness),
+        "mark": mark,
+        "grace_s": spec["grace_s"],
+        "started": started,
+    }
+    write_json(f"{folder}/{PID_FILE}", facts)
     os.write(open_gate, b"1")
     os.close(open_gate)
     os.close(gate)
@@ -174,7 +173,14 @@ def _shepherd(spec: Spec, reply_fd: int, run: Callable[[Spec], NoReturn] | None)
     _stdio(log)
     os.close(log)
 
-    status, reason, left_over = _watch(harness, spec["grace_s"])
+    def keep() -> None:
+        """An agent may remove what it should not; who looks here must still find what runs."""
+        if not os.path.exists(f"{folder}/{PID_FILE}"):
+            os.makedirs(folder, exist_ok=True)
+            write_json(f"{folder}/{PID_FILE}", facts)
+
+    status, reason, left_over = _watch(harness, spec["grace_s"], keep)
+    keep()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     write_json(
         f"{folder}/{EXIT_FILE}",
@@ -191,7 +197,7 @@ def _shepherd(spec: Spec, reply_fd: int, run: Callable[[Spec], NoReturn] | None)
     os._exit(0)
 
 
-def _watch(harness: int, grace_s: float) -> tuple[int, str, int]:
+def _watch(harness: int, grace_s: float, keep: Callable[[], None]) -> tuple[int, str, int]:
     """Reap until no descendant is left: (wait status of the harness, reason, processes that it left behind).
 
     As a subreaper the shepherd is the parent of every orphan below it, so no child means no descendant.
@@ -213,11 +219,13 @@ def _watch(harness: int, grace_s: float) -> tuple[int, str, int]:
             send(living, signal.SIGTERM)
             send(living, signal.SIGCONT)
             kill_at = time.monotonic() + grace_s
-        wait_s = None if kill_at is None else kill_at - time.monotonic()
-        if wait_s is not None and wait_s <= 0:
+        wait_s = _KEEP_EVERY_S if kill_at is None else kill_at - time.monotonic()
+        if wait_s <= 0:
             kill_all(lambda: descendants(me))
             wait_s = 0.02
-        came = signal.sigwaitinfo(_OURS) if wait_s is None else signal.sigtimedwait(_OURS, wait_s)
+        came = signal.sigtimedwait(_OURS, wait_s)
+        if came is None and kill_at is None:
+            keep()
         if came is not None and came.si_signo != signal.SIGCHLD and not ended:
             asked, reason = True, "killed"
 

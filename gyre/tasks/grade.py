@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gyre.harness import process, shepherd
-from gyre.harness.base import HarnessError, Launch, base_env
+from gyre.harness.base import BOX, HarnessError, Launch, base_env
 from gyre.tasks.harbor import Task
 from gyre.tasks.workspace import WORKSPACE
 
@@ -58,7 +58,7 @@ class EvaluatorError(Exception):
 
 
 def grade(task: Task, rollout_dir: Path, timeout_s: float | None = None) -> GradeResult:
-    """Run the task's tests on `rollout_dir`/workspace as it stands; blocks for at most `timeout_s` seconds and a few.
+    """Run the task's tests on `rollout_dir`/box/workspace as it stands; blocks, at most `timeout_s` seconds and a few.
 
     `timeout_s` defaults to the task's own. Each call is a new attempt with its own folder under
     `rollout_dir`/verifier (its log stays); an attempt that a dead host left running is ended first. Raises
@@ -107,17 +107,20 @@ def _end_earlier(verifier: Path) -> int:
         verifier.unlink()  # the agent's work: nothing of ours is ever a link
     earlier = [p for p in verifier.iterdir() if p.is_dir() and not p.is_symlink()] if verifier.exists() else []
     for attempt in earlier:
-        process.kill_tree(attempt)
+        try:
+            process.kill_tree(attempt)
+        except (HarnessError, LookupError):  # no attempt of ours has a pid.json that cannot be read
+            shutil.rmtree(attempt)
     return len(earlier)
 
 
 def _workspace(rollout_dir: Path, detail: dict[str, Any]) -> Path:
-    workspace = rollout_dir / WORKSPACE
+    workspace = rollout_dir / BOX / WORKSPACE
     if workspace.is_symlink() or not workspace.is_dir():
         # The agent removed it, or put something else there: what stands in the workspace is nothing.
         detail["workspace"] = "gone: scored as an empty folder"
         workspace.unlink(missing_ok=True)
-        workspace.mkdir()
+        workspace.mkdir(parents=True)
     return workspace
 
 
@@ -190,11 +193,13 @@ def _read(path: Path, detail: dict[str, Any]) -> str | None:
         return None
     except OSError as error:
         raise EvaluatorError("bad_reward", f"{path.name}: {error.strerror}", detail) from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _REWARD_LIMIT_BYTES:
             raise EvaluatorError("bad_reward", f"{path.name}: not a plain file of at most 1 MB", detail)
-        data = file.read()
+        data = os.read(fd, _REWARD_LIMIT_BYTES)
+    finally:
+        os.close(fd)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

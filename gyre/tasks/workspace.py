@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from gyre.harness import process
+from gyre.harness.base import BOX
 from gyre.tasks.dockerfile import copies
 from gyre.tasks.harbor import Task, TaskError
 
@@ -22,12 +23,13 @@ EPOCH_S = 1_700_000_000
 
 
 def prepare(task: Task, rollout_dir: Path) -> Path:
-    """Make `rollout_dir`/{workspace,home,tmp} anew and return the workspace.
+    """Make `rollout_dir`/box/{workspace,home,tmp} anew and return the workspace.
 
     Safe to repeat: until a harness was started there everything is made again from nothing; from then on the
     workspace is the harness's, and is returned untouched. Raises TaskError.
     """
-    workspace = rollout_dir / WORKSPACE
+    box = rollout_dir / BOX
+    workspace = box / WORKSPACE
     if not isinstance(process.status(rollout_dir), process.NotStarted):
         if not workspace.is_dir():
             raise TaskError(f"{workspace}: a harness was started here but the workspace is gone; use another folder")
@@ -35,8 +37,8 @@ def prepare(task: Task, rollout_dir: Path) -> Path:
     if rollout_dir.exists():
         shutil.rmtree(rollout_dir)
     for name in (HOME, TMP):
-        (rollout_dir / name).mkdir(parents=True)
-    draft = rollout_dir / f"{WORKSPACE}.draft"
+        (box / name).mkdir(parents=True)
+    draft = box / f"{WORKSPACE}.draft"
     fill(task, draft)
     draft.rename(workspace)
     return workspace

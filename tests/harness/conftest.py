@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyre.harness import process, shepherd
-from gyre.harness.base import Launch, LaunchContext, base_env
+from gyre.harness.base import BOX, Launch, LaunchContext, base_env
 from gyre.harness.forkserver import ForkServer
 from gyre.harness.mini_swe_agent import MiniSweAgent
 from tests.harness.model import ScriptedModel
@@ -35,7 +35,7 @@ def new_rollout(tmp_path: Path) -> Iterator[Callable[[], Path]]:
     def make() -> Path:
         folder = tmp_path / f"r{len(made)}"
         for name in ("workspace", "home", "tmp"):
-            (folder / name).mkdir(parents=True)
+            (folder / BOX / name).mkdir(parents=True)
         made.append(folder)
         return folder
 
@@ -74,12 +74,12 @@ def model() -> Iterator[ScriptedModel]:
 
 def sh(folder: Path, script: str) -> Launch:
     """A harness that is one line of shell."""
-    return Launch(("/bin/sh", "-c", script), base_env(folder), folder / "workspace")
+    return Launch(("/bin/sh", "-c", script), base_env(folder / BOX), folder / BOX / "workspace")
 
 
 def mini_launch(mini: MiniSweAgent, model: ScriptedModel, folder: Path, token: str = "tok") -> Launch:
     return mini.command(
-        LaunchContext(f"{model.url}/r/{token}", token, "policy", "Make made.txt", folder / "workspace", folder)
+        LaunchContext(f"{model.url}/r/{token}", token, "policy", "Make made.txt", folder / BOX / "workspace", folder)
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gyre.harness import process, shepherd
-from gyre.harness.base import HarnessError, Launch, base_env
+from gyre.harness.base import BOX, HarnessError, Launch, base_env
 from tests.harness.conftest import processes_in, sh, until
 
 SETSID_ORPHANS = """
@@ -63,7 +63,7 @@ async def test_a_signal_is_told_from_an_exit_code(rollout: Path) -> None:
 
 @pytest.mark.parametrize(("argv", "code"), [(("no-such-program",), 127), (("/etc/hostname",), 126)])
 async def test_a_command_that_cannot_run_says_so_in_the_log(rollout: Path, argv: tuple[str, ...], code: int) -> None:
-    process.start(Launch(argv, base_env(rollout), rollout / "workspace"), rollout)
+    process.start(Launch(argv, base_env(rollout / BOX), rollout / BOX / "workspace"), rollout)
     ended = await process.wait(rollout)
     assert isinstance(ended, process.Exited) and ended.code == code
     assert f"cannot run {argv[0]!r}" in (rollout / "harness.log").read_text()
@@ -80,7 +80,7 @@ async def test_nothing_of_this_process_leaks_into_the_harness(rollout: Path, mon
     text = (rollout / "harness.log").read_text()
     assert isinstance(ended, process.Exited) and ended.code == 0
     assert "secret" not in text and "pipe:" not in text and shepherd.LOCK_FILE not in text
-    assert f"HOME={rollout}/home" in text
+    assert f"HOME={rollout}/box/home" in text
 
 
 def test_status_before_anything_was_started(rollout: Path) -> None:
@@ -91,7 +91,7 @@ def test_status_before_anything_was_started(rollout: Path) -> None:
 
 
 async def test_starting_twice_attaches_and_runs_once(rollout: Path) -> None:
-    launch = sh(rollout, "echo once >> ../count; sleep 0.5")
+    launch = sh(rollout, "echo once >> ../../count; sleep 0.5")
     first, second = process.start(launch, rollout), process.start(launch, rollout)
     assert (second.pid, second.start_time) == (first.pid, first.start_time)
     assert (first.attached, second.attached) == (False, True)
@@ -102,7 +102,7 @@ async def test_starting_twice_attaches_and_runs_once(rollout: Path) -> None:
 
 async def test_racing_starts_run_once(rollout: Path) -> None:
     results: list[process.Started] = []
-    launch = sh(rollout, "echo once >> ../count; sleep 0.5")
+    launch = sh(rollout, "echo once >> ../../count; sleep 0.5")
     threads = [threading.Thread(target=lambda: results.append(process.start(launch, rollout))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -137,7 +137,7 @@ async def test_orphans_in_their_own_sessions_end_with_the_harness(rollout: Path)
 async def test_kill_tree_ends_orphans_too(rollout: Path) -> None:
     script = rollout / "orphans.py"
     script.write_text(SETSID_ORPHANS)
-    process.start(sh(rollout, f"{sys.executable} -I -S {script}; touch ../up; sleep 600"), rollout, grace_s=0.3)
+    process.start(sh(rollout, f"{sys.executable} -I -S {script}; touch ../../up; sleep 600"), rollout, grace_s=0.3)
     until((rollout / "up").exists)
     assert len(processes_in(rollout)) == 5
     ended = await asyncio.to_thread(process.kill_tree, rollout)
@@ -159,7 +159,7 @@ def test_kill_tree_stops_a_tree_that_keeps_forking(rollout: Path) -> None:
         "        os._exit(0)\n"
         "    os.setsid(); time.sleep(0.005)\n"
     )
-    process.start(sh(rollout, f"{sys.executable} -I -S {script}; touch ../up; sleep 600"), rollout, grace_s=0.2)
+    process.start(sh(rollout, f"{sys.executable} -I -S {script}; touch ../../up; sleep 600"), rollout, grace_s=0.2)
     until((rollout / "up").exists)
     ended = process.kill_tree(rollout)
     assert isinstance(ended, process.Exited) and ended.reason == "killed"
@@ -167,9 +167,11 @@ def test_kill_tree_stops_a_tree_that_keeps_forking(rollout: Path) -> None:
 
 
 def test_a_frozen_shepherd_does_not_save_the_tree(rollout: Path) -> None:
-    started = process.start(sh(rollout, "trap '' TERM; setsid sleep 600 & touch ../up; sleep 600"), rollout, grace_s=0.0)
+    launch = sh(rollout, "trap '' TERM; setsid sleep 600 & touch ../../up; sleep 600")
+    started = process.start(launch, rollout, grace_s=0.0)
     until((rollout / "up").exists)
-    holder = subprocess.Popen([sys.executable, "-I", "-S", "-c", f"import os, time\nwhile 1: os.kill({started.pid}, 19)"])
+    freeze = f"import os\nwhile 1: os.kill({started.pid}, 19)"
+    holder = subprocess.Popen([sys.executable, "-I", "-S", "-c", freeze], stderr=subprocess.DEVNULL)
     try:
         ended = process.kill_tree(rollout, patience_s=0.3)
     finally:
@@ -181,7 +183,7 @@ def test_a_frozen_shepherd_does_not_save_the_tree(rollout: Path) -> None:
 
 
 async def test_a_shepherd_that_dies_takes_the_harness_along_and_is_lost(rollout: Path) -> None:
-    started = process.start(sh(rollout, "setsid sleep 600 & touch ../up; sleep 600"), rollout)
+    started = process.start(sh(rollout, "setsid sleep 600 & touch ../../up; sleep 600"), rollout)
     until((rollout / "up").exists)
     os.kill(started.pid, signal.SIGKILL)
     assert isinstance(await process.wait(rollout), process.Lost)
@@ -199,9 +201,7 @@ def test_a_reader_in_another_process_finds_it_again(rollout: Path) -> None:
         "print('started', flush=True); time.sleep(600)"
     )
     root = Path(__file__).parents[2]
-    host = subprocess.Popen(
-        [sys.executable, "-c", starter, str(rollout)], stdout=subprocess.PIPE, cwd=root, text=True
-    )
+    host = subprocess.Popen([sys.executable, "-c", starter, str(rollout)], stdout=subprocess.PIPE, cwd=root, text=True)
     assert host.stdout is not None and host.stdout.readline() == "started\n"
     host.kill()
     host.wait()
@@ -212,6 +212,18 @@ def test_a_reader_in_another_process_finds_it_again(rollout: Path) -> None:
     ended = asyncio.run(process.wait(rollout))
     assert isinstance(ended, process.Exited) and ended.code == 7
     assert (rollout / "harness.log").read_text() == "done\n"
+
+
+async def test_an_agent_that_removes_everything_is_still_known(rollout: Path) -> None:
+    launch = sh(rollout, "sleep 0.3; rm -rf ../../* ..; exec sleep 600")
+    started = process.start(launch, rollout)
+    until(lambda: not (rollout / "box").exists())
+    until((rollout / "pid.json").exists)
+    again = process.start(launch, rollout)
+    assert (again.pid, again.attached) == (started.pid, True)
+    ended = await asyncio.to_thread(process.kill_tree, rollout)
+    assert isinstance(ended, process.Exited) and ended.reason == "killed"
+    assert processes_in(rollout) == []
 
 
 async def test_a_cancelled_wait_leaves_the_harness_running(rollout: Path) -> None:
@@ -237,6 +249,6 @@ def test_end_all_leaves_nothing(tmp_path: Path, new_rollout: Callable[[], Path])
     attempt = rollouts[0] / "verifier" / "1-x"
     attempt.mkdir(parents=True)
     process.wait_blocking(rollouts[0], 10)
-    process.start(Launch(("sleep", "600"), base_env(attempt), rollouts[0] / "workspace"), attempt)
+    process.start(Launch(("sleep", "600"), base_env(attempt), rollouts[0] / BOX / "workspace"), attempt)
     assert process.end_all(tmp_path) == 3
     assert processes_in(tmp_path) == [] and process.end_all(tmp_path) == 0
