@@ -32,17 +32,17 @@ def hand_out(
 ) -> HandOut:
     """Close a step's group, whose members are all settled, in the caller's one transaction. Idempotent.
 
-    Raises ValueError while a member is not settled.
+    Raises ValueError while a member is not settled, and for a group of an evaluation.
     """
+    step_id = group_row(session, group_id).step_id
+    if step_id is None:
+        raise ValueError(f"group {group_id} belongs to an evaluation; only a step's groups are handed out")
     members = group_rewards(session, group_id)
     result = group_advantages([m.reward for m in members], normalize_std)
     n_valid = sum(m.reward is not None for m in members)
     advantages = {m.rollout_id: a for m, a in zip(members, result.advantages, strict=True) if a is not None}
     if not settle_group(session, group_id, result.outcome, result.baseline, result.std, advantages):
         return HandOut(False, str(group_row(session, group_id).outcome), n_valid, 0, 0, 0, 0)
-    step_id = group_row(session, group_id).step_id
-    if step_id is None:
-        raise ValueError(f"group {group_id} belongs to an evaluation; only a step's groups are handed out")
     samples = _samples(session, advantages, branch_cap)
     packed = micro_batches([(s.rollout_id, s.n_tokens) for s in samples], micro_batch_tokens)
     ids = add_samples(session, step_id, samples)

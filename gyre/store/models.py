@@ -87,7 +87,7 @@ class Step(Base):
     trained_at: Mapped[dt.datetime | None]  # optimizer step done
     published_at: Mapped[dt.datetime | None]
     n_valid: Mapped[int | None]  # R: rollouts with a valid reward in groups that give a gradient
-    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # see gyre.training.metrics
 
 
 class Evaluation(Base):
@@ -294,7 +294,7 @@ class MicroBatch(Base):
     attempts: Mapped[int] = mapped_column(server_default="0")
     claimed_at: Mapped[dt.datetime | None]
     computed_at: Mapped[dt.datetime | None]
-    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # see gyre.training.metrics
 
 
 class Cell(Base):

@@ -183,7 +183,7 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
               COALESCE(sum(n_tokens) FILTER (WHERE b.state IN ('held', 'done')), 0) AS tokens,
               COALESCE(sum(n_targets) FILTER (WHERE b.state IN ('held', 'done')), 0) AS targets,
               COALESCE(sum(attempts), 0) AS train_attempts,
-              sum((b.metrics ->> 'logprob_diff')::float8 * n_targets)
-                  / NULLIF(sum(n_targets) FILTER (WHERE b.metrics ? 'logprob_diff'), 0) AS logprob_diff,
-              max((b.metrics ->> 'logprob_diff_max')::float8) AS logprob_diff_max
+              sum((b.metrics ->> 'mean_abs_logprob_diff')::float8 * n_targets)
+                  / NULLIF(sum(n_targets) FILTER (WHERE b.metrics ? 'mean_abs_logprob_diff'), 0) AS logprob_diff,
+              max((b.metrics ->> 'max_abs_logprob_diff')::float8) AS logprob_diff_max
          FROM micro_batches b WHERE b.step_id = s.id) AS m;

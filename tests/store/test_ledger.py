@@ -202,6 +202,15 @@ def test_two_hand_outs_at_once_make_one(engine: Engine) -> None:
         assert s.scalar(select(func.count()).select_from(Sample)) == 4
 
 
+def test_an_evaluation_hands_nothing_out(engine: Engine) -> None:
+    with transaction(engine) as s:
+        queries.create_run(s, RUN, {}, RUN)
+        evaluation = queries.open_evaluation(s, RUN, 0)
+        (group,) = queries.create_groups(s, [queries.TaskRef("o/t", "/t")], evaluation_id=evaluation)
+        with pytest.raises(ValueError, match="belongs to an evaluation"):
+            hand_out(s, group, **OPTIONS)
+
+
 def test_a_group_waits_for_its_last_member(engine: Engine) -> None:
     with transaction(engine) as s:
         world = make_world(s)

@@ -70,6 +70,16 @@ def test_the_first_settlement_stays(engine: Engine) -> None:
             assert queries.rollout_row(s, rollout).reward == 0.25
 
 
+def test_settling_does_not_hold_up_the_gateway(engine: Engine) -> None:
+    with transaction(engine) as s:
+        rollout = make_world(s).rollouts[0][0]
+        add_call(s, rollout)
+    with transaction(engine) as a, transaction(engine) as b:
+        settle(a, rollout, 1.0)
+        b.execute(text("SET LOCAL lock_timeout = '2s'"))
+        add_call(b, rollout)
+
+
 @pytest.mark.parametrize("status", [None, "running", "incomplete", "refused"])
 def test_without_a_complete_call_it_is_infrastructure(engine: Engine, status: str | None) -> None:
     with transaction(engine) as s:

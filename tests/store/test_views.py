@@ -130,7 +130,7 @@ def test_every_sampled_token_has_one_fate(engine: Engine) -> None:
     assert (fates()["trained"], fates()["queued"]) == (part, 34 - part)
     with transaction(engine) as s:
         while (found := queries.claim_micro_batch(s, world.step_id, "c", "c1")) is not None:
-            queries.hold_micro_batch(s, found, "c1", {"logprob_diff": 1e-4})
+            queries.hold_micro_batch(s, found, "c1", {"mean_abs_logprob_diff": 1e-4})
     done = fates()
     assert (done["trained"], done["queued"]) == (34, 0)
     with transaction(engine) as s:
@@ -154,7 +154,8 @@ def test_summaries(engine: Engine) -> None:
         queries.close_step(s, world.step_id)
         for i, diff in enumerate((1e-4, 3e-4)):
             found = queries.claim_micro_batch(s, world.step_id, "c", "c") or 0
-            queries.hold_micro_batch(s, found, "c", {"logprob_diff": diff, "logprob_diff_max": diff * (i + 2)})
+            metrics = {"mean_abs_logprob_diff": diff, "max_abs_logprob_diff": diff * (i + 2)}
+            queries.hold_micro_batch(s, found, "c", metrics)
         step = s.execute(text("SELECT * FROM step_summary WHERE run_id = :r"), {"r": RUN}).one()
         rollout = s.execute(text("SELECT * FROM rollout_summary WHERE position = 1 AND member = 0")).one()
     assert (step.groups, step.groups_trained, step.rollouts, step.valid, step.excluded) == (2, 2, 8, 6, 2)

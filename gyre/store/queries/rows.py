@@ -20,7 +20,9 @@ def the_row(session: Session, model: type[_T], key: Any, *, lock: bool = False) 
 
     Raises MissingRow.
     """
-    row = session.get(model, key, with_for_update=lock or None, populate_existing=True)
+    # FOR NO KEY UPDATE: others may go on inserting rows that refer to this one, as the gateway does to a rollout.
+    mode = {"key_share": True} if lock else None
+    row = session.get(model, key, with_for_update=mode, populate_existing=True)
     if row is None:
         raise MissingRow(f"{model.__tablename__}: no row {key!r}")
     return row
