@@ -146,8 +146,8 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) AS micro_batches, coalesce(sum(n_targets), 0)::bigint AS targets,
            count(*) FILTER (WHERE computed_at IS NOT NULL) AS computed,
-           (sum((metrics->>'mean_abs_mean_abs_logprob_diff')::float8 * n_targets)
-            / nullif(sum(n_targets) FILTER (WHERE metrics ? 'mean_abs_mean_abs_logprob_diff'), 0))::float8 AS logprob_diff
+           (sum((metrics->>'mean_abs_logprob_diff')::float8 * n_targets)
+            / nullif(sum(n_targets) FILTER (WHERE metrics ? 'mean_abs_logprob_diff'), 0))::float8 AS logprob_diff
     FROM micro_batches WHERE step_id = s.id) m
 WHERE s.run_id = :run ORDER BY s.index
 """

@@ -113,7 +113,7 @@ def _follow(data: Path, stack: StackState, run: RunConfig, console: Console) -> 
                 break
             if now is None or not now.alive:
                 raise CliError(f"the stack has ended: {now.message if now and now.message else 'it was stopped'}")
-            time.sleep(0.5)
+            time.sleep(1.0)
     finally:
         if live:
             live.stop()

@@ -1,0 +1,72 @@
+"""The report of a run with known numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from gyre.report import write_report
+from gyre.report.data import ReportError, read_report
+from tests.report.story import tell
+
+
+def test_the_page_holds_the_numbers_of_the_run(engine: Engine, tmp_path: Path) -> None:
+    path = write_report(engine, tell(engine), tmp_path / "runs" / "report.html")
+    page = path.read_text()
+    assert {text: number for number, text in re.findall(r"<div><b>([^<]*)</b>([^<]*)</div>", page)} == {
+        "held-out success before (v0)": "25.0 %",
+        "held-out success after (v2)": "75.0 %",
+        "mean |log-prob sampler - trainer|": "2.0e-05",
+        # 8 training rollouts of 15 tokens and 8 held-out ones of 7.
+        "tokens sampled": "176",
+        # 7 of them have a reward.
+        "tokens trained": "105",
+        "orchestration, share of CPU": "8.3 %",
+        "orchestration, share of wall time": "5.1 %",
+    }
+    assert "evaluator, excluded: evaluator_failed" in page
+    assert re.search(r"<td>step 1</td>(<td>[\d,]*</td>)*<td>60</td></tr>", page)
+    assert page.count("<svg") == 4
+
+
+def test_it_opens_offline(engine: Engine, tmp_path: Path) -> None:
+    page = write_report(engine, tell(engine), tmp_path / "report.html").read_text()
+    assert not re.search(r"""(src|href)=|url\(|@import|<script|https?://""", page)
+
+
+def test_where_time_went_adds_up(engine: Engine) -> None:
+    data = read_report(engine, tell(engine))
+    for time in data.times:
+        assert time.seconds == pytest.approx(39)
+        assert sum(time.parts.values()) == pytest.approx(39)
+        assert time.parts["training"] == pytest.approx(12)
+    step = next(w for w in data.windows if w.name == "step 1")
+    assert step.cpu == {"engine": 30, "trainer": 8, "harness": 6, "temporal": 2, "postgres": 1, "control": 1}
+    assert step.orchestration_cpu == pytest.approx(4 / 48)
+    assert step.life == {
+        "waiting_s": pytest.approx(4),
+        "harness_and_tools_s": pytest.approx(4 * (17 - 6 - 6)),
+        "queue_s": pytest.approx(4),
+        "prefill_s": pytest.approx(4 * 2),
+        "decode_s": pytest.approx(4 * 9),
+        "scoring_s": pytest.approx(4 * 2),
+        "settling_s": pytest.approx(0),
+    }
+    assert sum(step.life.values()) == pytest.approx(4 * 20)
+
+
+def test_a_run_that_is_not_there_is_one_line(engine: Engine) -> None:
+    with pytest.raises(ReportError, match="no run 'nope-s0' in this database"):
+        read_report(engine, "nope-s0")
+
+
+def test_an_empty_run_has_a_page(engine: Engine, tmp_path: Path) -> None:
+    from gyre.store import queries
+    from gyre.store.db import transaction
+
+    with transaction(engine) as s:
+        queries.create_run(s, "young-s0", {"steps": 3}, "young-s0")
+    assert "young-s0" in write_report(engine, "young-s0", tmp_path / "report.html").read_text()
