@@ -177,18 +177,21 @@ class Policy:
         except (ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError) as error:
             log.warning("the renderer could not parse a completion (%s); it goes out as text", type(error).__name__)
             return Message("assistant", self.text(ids).strip())
-        calls: list[ToolCall] = []
+        attempts = [(attempt, _tool_call(attempt) if parse_tool_calls else None) for attempt in parsed.tool_calls]
+        calls = [call for _, call in attempts if call is not None]
         content = parsed.content
-        for attempt in parsed.tool_calls:
-            call = _tool_call(attempt) if parse_tool_calls else None
-            if call is not None:
-                calls.append(call)
-            else:
-                content = f"{content}\n{self._raw(attempt, ids)}" if content else self._raw(attempt, ids)
+        if calls:
+            raw = [self._raw(attempt, ids) for attempt, call in attempts if call is None]
+        else:  # nothing that a harness can run: all of the text, with what stands between and after
+            raw = [self._raw(attempt, ids, to_end=True) for attempt, _ in attempts[:1]]
+        content = "\n".join(([content] if content else []) + raw)
         return Message("assistant", content, parsed.reasoning_content or None, tuple(calls))
 
-    def _raw(self, attempt: ParsedToolCall, ids: list[int]) -> str:
-        return attempt.raw if attempt.token_span is None else self.text(ids[slice(*attempt.token_span)])
+    def _raw(self, attempt: ParsedToolCall, ids: list[int], *, to_end: bool = False) -> str:
+        if attempt.token_span is None:
+            return str(attempt.raw)
+        start, end = attempt.token_span
+        return self.text(ids[start:] if to_end else ids[start:end])
 
 
 def _tool_call(attempt: ParsedToolCall) -> ToolCall | None:

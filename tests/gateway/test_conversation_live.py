@@ -108,3 +108,59 @@ async def test_logprobs_are_of_the_distribution_sampled_from(live: World, temper
             checked += 1
         last = token
     assert checked >= 1
+
+
+async def test_a_truncated_call_is_text_and_the_conversation_goes_on(live: World) -> None:
+    live.rollout(temperature=0.05)
+    message, finish, usage = await ask(live, START, max_tokens=20)
+    assert (finish, usage.completion_tokens) == ("length", 20)
+    assert message["content"].startswith('<tool_call>\n{"name": "bash"')
+    assert "tool_calls" not in message
+    await ask(live, [*START, message, *results(message)], max_tokens=20)
+    first, second = live.calls()
+    assert second.fork_reason is None
+    before, after = live.path(first.leaf_id), live.path(second.leaf_id)
+    assert after[: len(before) + 1] == [*before, ids_of("<|im_end|>", tokenizer())]
+
+
+async def test_stop_strings_end_the_answer(live: World) -> None:
+    live.rollout(temperature=0.05)
+    message, finish, usage = await ask(live, START, stop=["ls ls ls "])
+    assert finish == "stop"
+    assert message["content"].endswith('"command": "')
+    assert usage.completion_tokens == 2 + 3
+    leaf = live.node(live.calls()[0].leaf_id)
+    assert leaf.length == 5
+    assert leaf.version_spans == [[3, 0, 5]]
+
+
+async def test_the_end_of_the_context_ends_the_answer(live: World) -> None:
+    live.rollout(temperature=0.05)
+    filler = [{"role": "user", "content": "x" * 1200}]
+    _, finish, usage = await ask(live, [*START, *filler])
+    assert finish == "length"
+    assert usage.total_tokens == 2048
+
+
+async def test_rollouts_cannot_reach_each_other(live: World) -> None:
+    message, _, _ = await ask(live, START)
+    history = [*START, message, *results(message)]
+    await ask(live, history, member=1)
+    [theirs] = live.calls(1)
+    assert theirs.fork_reason == "root"
+    assert theirs.parent_call_id is None
+    assert live.path(theirs.leaf_id)[: theirs.prompt_tokens] != live.path(live.calls()[0].leaf_id)
+
+
+async def test_an_edited_history_forks_once_and_keeps_what_was_sampled(live: World) -> None:
+    message, _, _ = await ask(live, START)
+    history = [*START, message, *results(message)]
+    await ask(live, history)
+    made_up = {"role": "assistant", "content": "something else"}
+    await live.restart()
+    await ask(live, [*history, made_up, {"role": "user", "content": "well?"}])
+    first, second, third = live.calls()
+    assert (second.fork_reason, third.parent_call_id) == (None, first.id)
+    assert third.fork_reason in ("content_edited", "tool_calls_edited")
+    sampled = live.path(first.leaf_id)
+    assert live.path(third.leaf_id)[: len(sampled)] == sampled
