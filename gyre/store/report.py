@@ -214,6 +214,8 @@ spans AS (
     UNION ALL SELECT 'scoring', harness_ended_at, scored_at FROM rollouts WHERE run_id = :run
     UNION ALL SELECT 'training', m.claimed_at, m.computed_at
                 FROM micro_batches m JOIN steps s ON s.id = m.step_id WHERE s.run_id = :run
+    UNION ALL SELECT 'optimizer step', greatest(s.rollouts_done_at, max(m.computed_at)), s.trained_at
+                FROM steps s LEFT JOIN micro_batches m ON m.step_id = s.id WHERE s.run_id = :run GROUP BY s.id
     UNION ALL SELECT 'weights', trained_at, published_at FROM steps WHERE run_id = :run
     UNION ALL SELECT 'role switch', started_at, ended_at FROM role_changes WHERE run_id = :run)
 SELECT activity, EXTRACT(epoch FROM began)::float8, EXTRACT(epoch FROM ended)::float8
