@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -25,12 +25,21 @@ class ControlActivities:
     def __init__(self, engine: Engine, run: RunConfig) -> None:
         self._engine, self._run, self._books = engine, run, RunBooks(engine)
 
+    def all(self) -> list[Callable[..., object]]:
+        """Every activity, for a worker."""
+        return [
+            self.open_run, self.mark_run, self.end_run, self.open_step, self.hand_out_group, self.close_step,
+            self.open_evaluation, self.finish_evaluation, self.settle, self.rollout_facts, self.read_backlog,
+        ]  # fmt: skip
+
     @activity.defn
     def open_run(self, x: m.OpenRun) -> m.OpenedRun:
         """Record the run, check its tasks, and say how far an earlier workflow of it came."""
         with transaction(self._engine) as session:
             if x.run_id == self._run.run_id:
-                q.create_run(session, x.run_id, self._run.model_dump(mode="json"), activity.info().workflow_id or x.run_id)
+                q.create_run(
+                    session, x.run_id, self._run.model_dump(mode="json"), activity.info().workflow_id or x.run_id
+                )
             config = RunConfig.model_validate(q.run_row(session, x.run_id).config)
             q.set_run_state(session, x.run_id, "running")
             newest = q.newest_version(session, x.run_id)
@@ -64,7 +73,14 @@ class ControlActivities:
             min_version = max(0, x.index - config.rollouts.max_staleness)
             step_id = q.open_step(session, x.run_id, x.index, min_version)
             ids = q.create_groups(session, _refs(tasks, chosen), step_id=step_id)
-            groups = _members(session, ids, [tasks[i] for i in chosen], config, config.rollouts.group_size, config.sampling.temperature)
+            groups = _members(
+                session,
+                ids,
+                [tasks[i] for i in chosen],
+                config,
+                config.rollouts.group_size,
+                config.sampling.temperature,
+            )
         return m.OpenedStep(step_id, min_version, groups)
 
     @activity.defn
@@ -143,8 +159,6 @@ def _members(
 ) -> list[m.GroupRef]:
     groups = []
     for position, (group_id, task) in enumerate(zip(ids, tasks, strict=True)):
-        rollouts = q.create_rollouts(
-            session, group_id, size, temperature=temperature, harness=config.harness.name
-        )
+        rollouts = q.create_rollouts(session, group_id, size, temperature=temperature, harness=config.harness.name)
         groups.append(m.GroupRef(group_id, position, task.name, task.family, rollouts))
     return groups

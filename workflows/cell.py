@@ -7,11 +7,10 @@ import asyncio
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import verbs
-    from workflows.names import scheduler_workflow
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import verbs
+from workflows.names import scheduler_workflow
 
 
 @workflow.defn
@@ -60,9 +59,7 @@ class Cell:
 
     async def _serve(self) -> None:
         """One thing that happens while the cell serves: a change of role, or new weights."""
-        await workflow.wait_condition(
-            lambda: self._stopped or self._want == "train" or self._version > self._loaded
-        )
+        await workflow.wait_condition(lambda: self._stopped or self._want == "train" or self._version > self._loaded)
         if self._stopped:
             return
         if self._want == "train":
@@ -116,7 +113,8 @@ class Cell:
     def _show(self) -> None:
         phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self._phases.items())
         workflow.set_current_details(
-            f"**{self._name}**: {self._role}" + (f" ({self._reason})" if self._reason else "")
+            f"**{self._name}**: {self._role}"
+            + (f" ({self._reason})" if self._reason else "")
             + f"\n\nserves v{self._loaded}, newest v{self._version} · {self._changes} role changes"
             + (f"\n\nlast change: {phases}" if phases else "")
         )

@@ -6,12 +6,11 @@ import asyncio
 
 from temporalio import workflow
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import verbs
-    from workflows.launch import Launcher
-    from workflows.observe import Observer
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import verbs
+from workflows.launch import Launcher
+from workflows.observe import Observer
 
 
 @workflow.defn

@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable
 from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, is_cancelled_exception
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import verbs
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import verbs
 
 GroupSettled = Callable[[m.GroupRef, list[m.RolloutResult]], Awaitable[None]]
 
@@ -89,7 +88,7 @@ class Launcher:
         plan = self._plan
         where = f"step {self._step}" if self._step is not None else "evaluation"
         try:
-            return await workflow.execute_child_workflow(
+            result: m.RolloutResult = await workflow.execute_child_workflow(
                 "Rollout",
                 m.RolloutInput(
                     plan.run_id,
@@ -116,6 +115,7 @@ class Launcher:
                 static_summary=f"{group.task} · {where}",
                 static_details=f"Member of group {group.position} of {where}: `{plan.harness}` on `{group.task}`.",
             )
+            return result
         except ChildWorkflowError as error:
             if asyncio.current_task() is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise

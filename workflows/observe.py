@@ -8,9 +8,8 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import messages as m
-    from workflows.names import scheduler_workflow
+from workflows import messages as m
+from workflows.names import scheduler_workflow
 
 SPACING = timedelta(seconds=1)
 """Least time between two reports that are not urgent: a settling rollout costs no signal of its own."""

@@ -8,10 +8,9 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_cancelled_exception
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import verbs
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import verbs
 
 HARNESS_ATTEMPTS = 3
 """Fresh harness runs of a rollout of which nothing was sampled."""
@@ -65,6 +64,8 @@ class Rollout:
                 if facts.sampled:  # its tree belongs to a workspace that is gone
                     return await self._exclude("infrastructure", "host_lost")
                 continue
+            if end.outcome == "infrastructure" and end.sampled > 0:  # ended by a fall of its host, not by itself
+                return await self._exclude("infrastructure", "harness_lost")
             if end.calls > 0:
                 return await self._score(prepared.host, attempt, end)
             if end.sampled > 0 or end.outcome == "timeout":

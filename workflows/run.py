@@ -8,10 +8,9 @@ from temporalio import workflow
 from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import names, verbs
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import names, verbs
 
 
 @workflow.defn
@@ -123,7 +122,9 @@ class TrainingRun:
         )  # fmt: skip
         for cell in plan.cells:
             await self._start_abandoned(
-                "Cell", m.CellInput(plan, cell.name, version=state.version), names.cell_workflow(plan.run_id, cell.name),
+                "Cell",
+                m.CellInput(plan, cell.name, version=state.version),
+                names.cell_workflow(plan.run_id, cell.name),
                 f"cell {cell.name}{' (central)' if cell.central else ''}",
                 a.attributes((a.RUN, plan.run_id), (a.CELL, cell.name), (a.ROLE, "rollout")),
             )  # fmt: skip
@@ -204,7 +205,10 @@ class TrainingRun:
         plan, state = self._plan, self._state
         self._stage = "failed" if state.failure else ("stopped" if state.stopping else "done")
         await verbs.end_run(m.EndRun(plan.run_id, self._stage))
-        for workflow_id in (names.scheduler_workflow(plan.run_id), *(names.cell_workflow(plan.run_id, c.name) for c in plan.cells)):  # noqa: E501
+        for workflow_id in (
+            names.scheduler_workflow(plan.run_id),
+            *(names.cell_workflow(plan.run_id, c.name) for c in plan.cells),
+        ):
             await _signal(workflow_id, "stop")
         self._show()
         workflow.upsert_search_attributes([a.STATE.value_set(self._stage), a.VERSION.value_set(state.version)])

@@ -8,12 +8,11 @@ from typing import cast
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    from gyre.scheduling import CellView, ClusterView, Demand, Phase, make_policy, share_window
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import verbs
-    from workflows.names import cell_workflow
+from gyre.scheduling import CellView, ClusterView, Demand, Phase, make_policy, share_window
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import verbs
+from workflows.names import cell_workflow
 
 
 @workflow.defn

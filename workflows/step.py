@@ -7,13 +7,12 @@ import asyncio
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError, is_cancelled_exception
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import attributes as a
-    from workflows import messages as m
-    from workflows import verbs
-    from workflows.launch import Launcher
-    from workflows.names import cell_workflow, run_workflow
-    from workflows.observe import Observer
+from workflows import attributes as a
+from workflows import messages as m
+from workflows import verbs
+from workflows.launch import Launcher
+from workflows.names import cell_workflow, run_workflow
+from workflows.observe import Observer
 
 
 @workflow.defn
@@ -82,9 +81,7 @@ class TrainingStep:
 
     async def _hand_out(self, group: m.GroupRef, _: list[m.RolloutResult]) -> None:
         assert self._opened is not None
-        handed = await verbs.hand_out_group(
-            m.HandOut(self._plan.run_id, self._opened.step_id, group.group_id), group
-        )
+        handed = await verbs.hand_out_group(m.HandOut(self._plan.run_id, self._opened.step_id, group.group_id), group)
         self._handed.append(handed)
         self._observer.urgent()
         self._details("rollouts run")
@@ -115,7 +112,9 @@ class TrainingStep:
     def _details(self, stage: str) -> None:
         launcher, groups = self._launcher, len(self._opened.groups) if self._opened else 0
         reward = self._reward()
-        outcomes = [f"{sum(h.outcome == o for h in self._handed)} {o}" for o in dict.fromkeys(h.outcome for h in self._handed)]
+        outcomes = [
+            f"{sum(h.outcome == o for h in self._handed)} {o}" for o in dict.fromkeys(h.outcome for h in self._handed)
+        ]
         workflow.set_current_details(
             f"**Step {self._step.index}** · {stage}\n\n"
             f"- rollouts: {launcher.queued} queued, {launcher.running} running, {len(launcher.results)} settled\n"

@@ -11,16 +11,17 @@ from typing import TypeVar
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-with workflow.unsafe.imports_passed_through():
-    from workflows import messages as m
-    from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue, host_queue
+from workflows import messages as m
+from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue, host_queue
 
 T = TypeVar("T")
 
 HOST_LOST_AFTER = timedelta(minutes=5)
 """A host whose queue takes nothing for so long is lost: its rollouts begin anew elsewhere."""
-HOST_HEARTBEAT = timedelta(seconds=20)
+HOST_HEARTBEAT = timedelta(seconds=30)
 CELL_HEARTBEAT = timedelta(seconds=30)
+
+WAIT = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
 BAD_INPUT = ["ConfigError", "TaskError", "HarnessError", "ValueError"]
 """Error types that no retry mends."""
@@ -45,17 +46,38 @@ _SCORE = RetryPolicy(
 """The evaluator's attempts are counted in the table `scores`; the activity ends by itself after the last one."""
 
 
-async def _database(name: str, argument: object, result: type[T], summary: str, limit_s: float = 30) -> T:
+async def _call(
+    name: str,
+    argument: object,
+    result: type[T],
+    *,
+    queue: str,
+    limit: timedelta,
+    retry: RetryPolicy,
+    summary: str,
+    heartbeat: timedelta | None = None,
+    lost_after: timedelta | None = None,
+) -> T:
+    """One activity; `lost_after`: nobody took it for so long. A cancelled one is waited for."""
     found: T = await workflow.execute_activity(
         name,
         argument,
         result_type=result,
-        task_queue=CONTROL_QUEUE,
-        start_to_close_timeout=timedelta(seconds=limit_s),
-        retry_policy=_DATABASE,
+        task_queue=queue,
+        schedule_to_start_timeout=lost_after,
+        start_to_close_timeout=limit,
+        heartbeat_timeout=heartbeat,
+        retry_policy=retry,
+        cancellation_type=WAIT,
         summary=summary,
     )
     return found
+
+
+async def _database(name: str, argument: object, result: type[T], summary: str, limit_s: float = 30) -> T:
+    return await _call(
+        name, argument, result, queue=CONTROL_QUEUE, limit=timedelta(seconds=limit_s), retry=_DATABASE, summary=summary
+    )
 
 
 async def open_run(argument: m.OpenRun) -> m.OpenedRun:
@@ -103,75 +125,77 @@ async def rollout_facts(argument: m.RolloutFactsRequest) -> m.RolloutFacts:
 
 async def read_backlog(argument: m.BacklogRequest) -> m.Backlog:
     """A local activity: one indexed query, many times a step."""
-    return await workflow.execute_local_activity(
+    found: m.Backlog = await workflow.execute_local_activity(
         "read_backlog",
         argument,
         result_type=m.Backlog,
         start_to_close_timeout=timedelta(seconds=5),
         retry_policy=_DATABASE,
     )
+    return found
 
 
 async def prepare(argument: m.Prepare, task: str) -> m.Prepared:
-    return await workflow.execute_activity(
-        "prepare",
-        argument,
-        result_type=m.Prepared,
-        task_queue=ROLLOUTS_QUEUE,
-        start_to_close_timeout=timedelta(minutes=2),
-        retry_policy=_PREPARE,
+    return await _call(
+        "prepare", argument, m.Prepared,
+        queue=ROLLOUTS_QUEUE,
+        limit=timedelta(minutes=2),
+        retry=_PREPARE,
         summary=f"workspace of {task}" + (f", attempt {argument.attempt}" if argument.attempt > 1 else ""),
-    )
+    )  # fmt: skip
 
 
 async def run_harness(argument: m.RunHarness, host: str, harness: str) -> m.HarnessEnd:
-    return await workflow.execute_activity(
-        "run_harness",
-        argument,
-        result_type=m.HarnessEnd,
-        task_queue=host_queue(host),
-        schedule_to_start_timeout=HOST_LOST_AFTER,
-        start_to_close_timeout=timedelta(seconds=argument.time_limit_s) + timedelta(minutes=10),
-        heartbeat_timeout=HOST_HEARTBEAT,
-        retry_policy=_HARNESS,
-        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+    return await _call(
+        "run_harness", argument, m.HarnessEnd,
+        queue=host_queue(host),
+        lost_after=HOST_LOST_AFTER,
+        limit=timedelta(seconds=argument.time_limit_s) + timedelta(minutes=10),
+        heartbeat=HOST_HEARTBEAT,
+        retry=_HARNESS,
         summary=f"{harness} on {host}, limit {argument.time_limit_s:g} s",
-    )
+    )  # fmt: skip
 
 
 async def score(argument: m.ScoreRollout, host: str) -> m.Scored:
-    return await workflow.execute_activity(
-        "score",
-        argument,
-        result_type=m.Scored,
-        task_queue=host_queue(host),
-        schedule_to_start_timeout=HOST_LOST_AFTER,
-        start_to_close_timeout=timedelta(seconds=argument.time_limit_s) + timedelta(minutes=2),
-        heartbeat_timeout=HOST_HEARTBEAT,
-        retry_policy=_SCORE,
+    return await _call(
+        "score", argument, m.Scored,
+        queue=host_queue(host),
+        lost_after=HOST_LOST_AFTER,
+        limit=timedelta(seconds=argument.time_limit_s) + timedelta(minutes=10),  # it may wait for a free grader
+        heartbeat=HOST_HEARTBEAT,
+        retry=_SCORE,
         summary=f"hidden tests after {argument.outcome}, at most {argument.score_attempts} attempts",
-    )
+    )  # fmt: skip
 
 
 async def cell_to_train(argument: m.CellSwitch) -> m.CellSwitched:
-    return await _switch("cell_to_train", argument)
+    return await _cell("cell_to_train", argument, m.CellSwitched, argument.cell, argument.run_id, argument.reason)
 
 
 async def cell_to_rollout(argument: m.CellSwitch) -> m.CellSwitched:
-    return await _switch("cell_to_rollout", argument)
+    return await _cell("cell_to_rollout", argument, m.CellSwitched, argument.cell, argument.run_id, argument.reason)
 
 
-async def _switch(name: str, argument: m.CellSwitch) -> m.CellSwitched:
-    return await workflow.execute_activity(
-        name,
-        argument,
-        result_type=m.CellSwitched,
-        task_queue=cell_queue(argument.run_id, argument.cell),
-        start_to_close_timeout=timedelta(minutes=30),
-        heartbeat_timeout=CELL_HEARTBEAT,
-        retry_policy=_FOREVER,
-        summary=argument.reason,
-    )
+async def cell_load_weights(argument: m.CellWeights) -> m.CellServing:
+    summary = f"weights of v{argument.version}"
+    return await _cell("cell_load_weights", argument, m.CellServing, argument.cell, argument.run_id, summary)
+
+
+async def finish_step(argument: m.FinishStep, central: str) -> m.FinishedStep:
+    """Waits on the cell until every gradient of the step is in, so it may take as long as the step's training."""
+    summary = "all gradients in, optimizer step, checkpoint, publish"
+    return await _cell("finish_step", argument, m.FinishedStep, central, argument.run_id, summary, timedelta(days=1))
+
+
+async def _cell(
+    name: str, argument: object, result: type[T], cell: str, run_id: str, summary: str,
+    limit: timedelta = timedelta(minutes=30),
+) -> T:  # fmt: skip
+    return await _call(
+        name, argument, result,
+        queue=cell_queue(run_id, cell), limit=limit, heartbeat=CELL_HEARTBEAT, retry=_FOREVER, summary=summary,
+    )  # fmt: skip
 
 
 def start_cell_train(argument: m.CellTrain) -> workflow.ActivityHandle[m.CellTrained]:
@@ -184,32 +208,6 @@ def start_cell_train(argument: m.CellTrain) -> workflow.ActivityHandle[m.CellTra
         start_to_close_timeout=timedelta(days=30),
         heartbeat_timeout=CELL_HEARTBEAT,
         retry_policy=_FOREVER,
-        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        cancellation_type=WAIT,
         summary="micro-batches, until the cell is called back",
-    )
-
-
-async def cell_load_weights(argument: m.CellWeights) -> m.CellServing:
-    return await workflow.execute_activity(
-        "cell_load_weights",
-        argument,
-        result_type=m.CellServing,
-        task_queue=cell_queue(argument.run_id, argument.cell),
-        start_to_close_timeout=timedelta(minutes=30),
-        heartbeat_timeout=CELL_HEARTBEAT,
-        retry_policy=_FOREVER,
-        summary=f"weights of v{argument.version}",
-    )
-
-
-async def finish_step(argument: m.FinishStep, central: str) -> m.FinishedStep:
-    return await workflow.execute_activity(
-        "finish_step",
-        argument,
-        result_type=m.FinishedStep,
-        task_queue=cell_queue(argument.run_id, central),
-        start_to_close_timeout=timedelta(days=1),
-        heartbeat_timeout=CELL_HEARTBEAT,
-        retry_policy=_FOREVER,
-        summary="all gradients in, optimizer step, checkpoint, publish",
     )

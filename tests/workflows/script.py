@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from temporalio import activity
 from temporalio.client import Client
@@ -20,7 +21,7 @@ from temporalio.worker import Worker
 
 from workflows import messages as m
 from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue, host_queue
-from workflows.registry import WORKFLOWS
+from workflows.registry import WORKFLOWS, workflow_runner
 
 HOST = "host-under-test"
 
@@ -57,6 +58,8 @@ class Script:
     reward: Callable[[str], float] = lambda rollout: float(rollout[-1]) % 2
     train_s: float = 0.02  # a micro-batch
     switch_s: float = 0.02
+    poll_s: float = 0.02  # how often a live harness is looked at
+    heartbeat_s: float = 0.1  # least time between two heartbeats that reach the server
     log: list[tuple[str, str]] = field(default_factory=list)  # (what, whom), in the order in which it happened
     roles: dict[str, str] = field(default_factory=dict)
     serving: dict[str, int] = field(default_factory=dict)
@@ -157,7 +160,7 @@ class Script:
                 activity.heartbeat()
                 if "rollout" not in self.roles.values():
                     self.under_served.append(x.rollout_id)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(self.poll_s)
         except asyncio.CancelledError:
             self.log.append(("killed", x.rollout_id))
             raise
@@ -214,9 +217,7 @@ class Script:
     @activity.defn
     async def finish_step(self, x: m.FinishStep) -> m.FinishedStep:
         central = self.plan.central
-        while not (
-            x.step_id in self.closed and self.backlog[x.step_id] == 0 and self.roles[central] == "train"
-        ):
+        while not (x.step_id in self.closed and self.backlog[x.step_id] == 0 and self.roles[central] == "train"):
             activity.heartbeat()
             await asyncio.sleep(0.02)
         if x.step_id != self.version:
@@ -230,13 +231,21 @@ class Script:
     @asynccontextmanager
     async def workers(self, client: Client, *, cached: int = 200) -> AsyncIterator[None]:
         """Workers for the control queue, one host, and every cell."""
-        beat = {"max_heartbeat_throttle_interval": _MS100, "default_heartbeat_throttle_interval": _MS100}
+        throttle = timedelta(seconds=self.heartbeat_s)
+        beat = {"max_heartbeat_throttle_interval": throttle, "default_heartbeat_throttle_interval": throttle}
         async with AsyncExitStack() as stack:
             control = [self.open_run, self.mark_run, self.end_run, self.open_step, self.hand_out_group, self.close_step]
-            control += [self.open_evaluation, self.finish_evaluation, self.settle, self.rollout_facts, self.read_backlog]
+            control += [
+                self.open_evaluation,
+                self.finish_evaluation,
+                self.settle,
+                self.rollout_facts,
+                self.read_backlog,
+            ]
             await stack.enter_async_context(
                 Worker(
                     client, task_queue=CONTROL_QUEUE, workflows=WORKFLOWS, activities=control,
+                    workflow_runner=workflow_runner(),
                     max_cached_workflows=cached,
                 )
             )  # fmt: skip
@@ -249,15 +258,10 @@ class Script:
                 await stack.enter_async_context(Worker(client, task_queue=queue, activities=cell, **beat))
             yield
 
-    async def run(self, client: Client, timeout: float = 60) -> m.RunResult:
+    async def run(self, client: Client, within_s: float = 60) -> m.RunResult:
         """Start the run and wait for its end."""
         handle = await client.start_workflow(
             "TrainingRun", m.TrainingRunInput(self.plan), id=self.plan.run_id, task_queue=CONTROL_QUEUE,
             result_type=m.RunResult,
         )  # fmt: skip
-        return await asyncio.wait_for(handle.result(), timeout)
-
-
-from datetime import timedelta  # noqa: E402
-
-_MS100 = timedelta(milliseconds=100)
+        return await asyncio.wait_for(handle.result(), within_s)

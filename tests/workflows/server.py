@@ -30,7 +30,8 @@ class TemporalServer:
         self.address = f"127.0.0.1:{self.port}"
         self._argv = [
             str(Path(sys.executable).parent / "temporal"), "server", "start-dev", "--ip", "127.0.0.1",
-            "--port", str(self.port), "--ui-port", str(ui), "--headless", "--log-level", "error", "--namespace", NAMESPACE,
+            "--port", str(self.port), "--ui-port", str(ui), "--headless",
+            "--log-level", "error", "--namespace", NAMESPACE,
         ]  # fmt: skip
         if database is not None:
             self._argv += ["--db-filename", str(database), "--sqlite-pragma", "journal_mode=WAL"]

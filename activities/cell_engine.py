@@ -1,0 +1,192 @@
+"""The SGLang server of a cell: kept alive, and its weights and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import torch
+
+from activities.cell_process import BackOff
+from activities.cell_store import CellStore
+from gyre.config import CellConfig
+from gyre.serving.client import EngineClient, EngineError
+from gyre.serving.launch import EngineProcess, EngineStartError
+from gyre.store.models import WeightVersion
+from gyre.transfer import Ticket, TransferError, WeightPuller, open_puller
+
+log = logging.getLogger("gyre.cell")
+
+DRAIN_S = 5.0
+"""How long the gateway has to move its calls away before they are aborted here (it then moves them all the same)."""
+SILENT_S = 60.0
+"""A server that does not answer /health for so long is ended and started anew."""
+
+
+class CellEngine:
+    """Keeps one server running. `ready` is set while it can be used; `version` is the policy version that it holds."""
+
+    def __init__(self, store: CellStore, cell: CellConfig, log_path: Path) -> None:
+        self._store, self._cell = store, cell
+        run = store.run
+        self.process = EngineProcess(run.serving, cell, log_path, context=run.policy.context)
+        self.ready = asyncio.Event()
+        self.version: int | None = None
+        self.released = False
+        """Whether its memory was given to the trainer."""
+        self._client: EngineClient | None = None
+        self._lock = asyncio.Lock()  # one change of weights or memory at a time
+        self._puller: tuple[Ticket, WeightPuller] | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where it answers, or None while it does not."""
+        return self.process.url if self.ready.is_set() else None
+
+    @property
+    def incarnation(self) -> str | None:
+        """Of the living server, or None."""
+        return self.process.incarnation if self.ready.is_set() else None
+
+    async def keep(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Start the server, and again whenever it dies; `changed` is called when it comes and when it goes."""
+        back_off = BackOff()
+        while True:
+            back_off.started()
+            try:
+                await self._start()
+                await changed()
+                await self._until_gone()
+            except (EngineStartError, EngineError) as error:
+                log.error("engine: %s", error)
+            self.ready.clear()
+            self.version, self.released = None, False
+            await changed()
+            await asyncio.to_thread(self.process.stop)
+            pause = back_off.died()
+            log.info("engine: starts again in %.0f s", pause)
+            await asyncio.sleep(pause)
+
+    def stop(self) -> None:
+        """End the server; `keep` must have been cancelled before. Blocks a few seconds at most."""
+        self.ready.clear()
+        self.process.stop()
+
+    async def _start(self) -> None:
+        version, folder, _ = await self._store.newest_version()
+        self.process.start(folder, version)
+        await self.process.wait_ready()
+        if self._client is not None:
+            await self._client.aclose()
+        self._client = EngineClient(self.process.url)
+        self.version = version
+        await self.load(version)  # a newer one may have come meanwhile
+        self.ready.set()
+        log.info("engine %s: serves v%d at %s", self.process.incarnation[:8], self.version, self.process.url)
+
+    async def _until_gone(self) -> None:
+        client, silent = self._running(), 0.0
+        while self.process.alive and silent < SILENT_S:
+            for _ in range(25):
+                if not self.process.alive:
+                    break
+                await asyncio.sleep(0.2)
+            else:
+                silent = 0.0 if await client.health() else silent + 5.0
+        if self.process.alive:
+            log.error("engine: no answer for %.0f s; it is ended", silent)
+        else:
+            log.error("engine: died with code %s", self.process.exit_code)
+
+    def _running(self) -> EngineClient:
+        if self._client is None:
+            raise EngineError("the engine does not run yet")
+        return self._client
+
+    # ---- weights --------------------------------------------------------------------------------------------------
+
+    async def load(self, at_least: int) -> int:
+        """Hold the newest durable version, which must be `at_least` or newer; the version. Live requests go on.
+
+        Raises EngineError, and the server is started anew with the newest version, if it refuses the weights.
+        """
+        async with self._lock:
+            version, folder, row = await self._store.newest_version()
+            if version < at_least:
+                raise LookupError(f"version {at_least} is not durable yet; the newest is {version}")
+            if self.version is None or self.version < version:
+                await self._replace(version, folder, row)
+            assert self.version is not None
+            return self.version
+
+    async def _replace(self, version: int, folder: Path, row: WeightVersion | None) -> None:
+        client = self._running()
+        pulled = None if row is None or row.ticket is None else await self._pull(Ticket.from_json(row.ticket), version)
+        try:
+            if pulled is not None:
+                version, tensors = pulled
+                await client.update_weights(tensors, version)
+            else:
+                await client.update_weights_from_disk(folder, version)
+        except EngineError:
+            self.ready.clear()
+            await asyncio.to_thread(self.process.stop)  # half-loaded weights must never serve; `keep` starts it anew
+            raise
+        self.version = version
+        log.info("engine: serves v%d, %s", version, "pulled from central" if pulled else f"read from {folder}")
+
+    async def _pull(self, ticket: Ticket, version: int) -> tuple[int, dict[str, torch.Tensor]] | None:
+        """None: the checkpoint must serve instead, for a reason that is logged."""
+        try:
+            if self._puller is None or self._puller[0].incarnation != ticket.incarnation:
+                await asyncio.to_thread(self._close_puller)
+                self._puller = (ticket, await asyncio.to_thread(open_puller, ticket))
+            found, tensors = await asyncio.to_thread(self._puller[1].pull)
+        except TransferError as error:
+            log.warning("engine: v%d cannot be pulled, its checkpoint is read instead: %s", version, error)
+            await asyncio.to_thread(self._close_puller)
+            return None
+        if found < version:
+            log.warning("engine: central publishes v%d, not v%d yet; the checkpoint is read instead", found, version)
+            return None
+        return found, tensors
+
+    def _close_puller(self) -> None:
+        if self._puller is not None:
+            self._puller[1].close()
+            self._puller = None
+
+    # ---- memory ---------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait until it runs nothing; what the gateway has not moved after DRAIN_S seconds is aborted."""
+        client = self._running()
+        if await client.wait_empty(DRAIN_S):
+            return
+        log.warning("engine: still runs %d requests after %.0f s; aborted", await client.running_requests(), DRAIN_S)
+        await client.abort_all()
+        if not await client.wait_empty(30.0):
+            raise EngineError(f"{client.url}: requests stay after an abort")
+
+    async def release(self) -> None:
+        """Give its memory to the trainer. It must run nothing. Idempotent. (On CPU SGLang frees nothing.)"""
+        async with self._lock:
+            if not self.released:
+                client = self._running()
+                await client.pause("abort")
+                await client.release_memory()
+                self.released = True
+
+    async def resume(self) -> int:
+        """Take memory back, hold the newest version, generate again; the version. Idempotent."""
+        client = self._running()
+        async with self._lock:
+            if self.released:
+                await client.resume_memory()
+                self.released = False
+                if self._cell.devices:
+                    self.version = None  # what the memory holds now is undefined
+                await client.resume()
+        return await self.load(0)

@@ -1,0 +1,92 @@
+"""What a cell's agent reads and writes in Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from gyre.config import RunConfig
+from gyre.store import queries as q
+from gyre.store.db import transaction
+from gyre.store.models import WeightVersion
+
+log = logging.getLogger("gyre.cell")
+
+T = TypeVar("T")
+
+OUTAGE_S = 120.0
+"""How long a database that does not answer is waited for, before it counts as an error."""
+LOST_AFTER_S = 60.0
+"""Silence of an agent after which its trainer counts as dead, and what that held is queued again."""
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """The step that is trained now."""
+
+    id: int
+    index: int
+    progress: q.StepProgress
+
+
+class CellStore:
+    """Short transactions of one run, on threads, so that the agent's event loop never waits for a disk."""
+
+    def __init__(self, engine: Engine, run: RunConfig) -> None:
+        self._engine, self.run = engine, run
+        self.run_id = run.run_id
+
+    async def do(self, work: Callable[[Session], T]) -> T:
+        """`work` in one transaction. It may run again: a lost connection is tried anew for OUTAGE_S seconds."""
+        deadline = time.monotonic() + OUTAGE_S
+        pause = 0.1
+        while True:
+            try:
+                return await asyncio.to_thread(self._once, work)
+            except OperationalError as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("the database does not answer: %s", str(error).splitlines()[0])
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    def _once(self, work: Callable[[Session], T]) -> T:
+        with transaction(self._engine) as session:
+            return work(session)
+
+    async def newest_version(self) -> tuple[int, Path, WeightVersion | None]:
+        """The newest durable version, its folder, and its row; before the first row, version 0: the policy itself."""
+        row = await self.do(lambda s: q.newest_version(s, self.run_id))
+        if row is None:
+            return 0, self.run.policy.path, None
+        return row.version, Path(row.checkpoint), row
+
+    async def open_step(self) -> OpenStep | None:
+        """The oldest step whose optimizer step is not done."""
+
+        def find(s: Session) -> OpenStep | None:
+            step_id = q.oldest_unfinished_step(s, self.run_id)
+            if step_id is None:
+                return None
+            return OpenStep(step_id, q.step_row(s, step_id).index, q.step_progress(s, step_id))
+
+        return await self.do(find)
+
+    async def requeue_lost(self, step_id: int, mine: str | None) -> None:
+        """Queue again what dead trainers claimed or held; `mine` lives, whatever its row says."""
+
+        def requeue(s: Session) -> int:
+            living = q.living_trainers(s, self.run_id, LOST_AFTER_S)
+            return q.requeue_lost(s, step_id, living | ({mine} if mine else set()))
+
+        if lost := await self.do(requeue):
+            log.warning("step row %d: %d micro-batches of dead trainers are queued again", step_id, lost)

@@ -1,0 +1,121 @@
+"""The trainer process of a cell: kept alive, and reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from activities.cell_process import BackOff
+from gyre.config import CellConfig
+from gyre.serving.process import child_setup
+from gyre.training.client import TrainerClient
+from gyre.training.protocol import TrainerStatus, TrainerUnavailable
+
+log = logging.getLogger("gyre.cell")
+
+START_S = 300.0
+"""How long a trainer may take to import, load and publish."""
+
+
+def trainer_socket(sockets: Path, cell: str) -> Path:
+    """Where the trainer of `cell` listens."""
+    return sockets / f"trainer-{cell}.sock"
+
+
+class CellTrainer:
+    """Keeps one trainer running. `ready` is set while it answers; `incarnation` names its present life."""
+
+    def __init__(self, cell: CellConfig, sockets: Path, log_path: Path, env: Mapping[str, str]) -> None:
+        self._cell, self._log_path, self._env = cell, log_path, dict(env)
+        self.client = TrainerClient(trainer_socket(sockets, cell.name))
+        self.ready = asyncio.Event()
+        self.incarnation: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the living trainer, or None."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    async def keep(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Start the trainer, and again whenever it dies; `changed` is called when it comes and when it goes."""
+        back_off = BackOff()
+        while True:
+            back_off.started()
+            process = self._start()
+            try:
+                status = await self._wait_ready(process)
+            except TrainerUnavailable as error:
+                log.error("trainer: %s", error)
+            else:
+                self.incarnation = status.incarnation
+                self.ready.set()
+                log.info("trainer %s: ready at v%s", status.incarnation[:8], status.version)
+                await changed()
+                while process.poll() is None:  # noqa: ASYNC110  a child's death is no event of this loop
+                    await asyncio.sleep(0.1)
+                log.error("trainer: died with code %s", process.returncode)
+            self.ready.clear()
+            self.incarnation = None
+            await changed()
+            await asyncio.to_thread(self.stop)
+            pause = back_off.died()
+            log.info("trainer: starts again in %.0f s", pause)
+            await asyncio.sleep(pause)
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """End the trainer; `keep` must have been cancelled before. Blocks a few seconds at most."""
+        self.ready.clear()
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process = None
+
+    async def status(self) -> TrainerStatus:
+        """State of the living trainer; waits for one."""
+        await self.ready.wait()
+        return await self.client.status()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.client.socket.unlink(missing_ok=True)  # of a trainer that was killed
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        argv = [sys.executable, "-m", "workers.trainer", "--cell", self._cell.name, "--socket", str(self.client.socket)]
+        with self._log_path.open("ab") as output:
+            self._process = subprocess.Popen(
+                argv,
+                env={**os.environ, **self._env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=child_setup(self._cell.cpus),
+            )
+        return self._process
+
+    async def _wait_ready(self, process: subprocess.Popen[bytes]) -> TrainerStatus:
+        deadline = asyncio.get_running_loop().time() + START_S
+        while True:
+            with contextlib.suppress(TrainerUnavailable):
+                status = await self.client.status()
+                if status.busy != "start":
+                    return status
+            if process.poll() is not None:
+                raise TrainerUnavailable(f"ended with code {process.returncode} at its start; see {self._log_path}")
+            if asyncio.get_running_loop().time() > deadline:
+                raise TrainerUnavailable(f"not ready after {START_S:.0f} s; see {self._log_path}")
+            await asyncio.sleep(0.1)
