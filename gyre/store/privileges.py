@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_SET_KEEPCAPS = 8
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
@@ -39,6 +41,7 @@ def become(account: pwd.struct_passwd, must_reach: Sequence[Path]) -> None:
     closed = next((c for path in must_reach for c in _closed_parents(path, account)), None)
     if closed is not None and sys.platform != "linux":
         raise SystemExit(f"postgres: user {account.pw_name!r} cannot enter {closed}; chmod o+x it or move the folder")
+    death_signal = parent_death_signal()  # the kernel forgets it when the user changes
     os.umask(0o077)
     os.setgroups([])
     os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
@@ -46,6 +49,21 @@ def become(account: pwd.struct_passwd, must_reach: Sequence[Path]) -> None:
         os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     else:
         _setuid_keeping_passage(account.pw_uid, closed, account.pw_name)
+    set_parent_death_signal(death_signal)
+
+
+def parent_death_signal() -> int:
+    """The signal that this process gets when its parent ends; 0: none, or not Linux."""
+    signal = ctypes.c_int(0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(signal), 0, 0, 0)
+    return signal.value
+
+
+def set_parent_death_signal(signal: int) -> None:
+    """Ask for `signal` when the parent (strictly: the thread that started this process) ends. Linux; else nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
 
 
 def _closed_parents(path: Path, account: pwd.struct_passwd) -> list[Path]:

@@ -106,7 +106,10 @@ def wait_ready(url: str, timeout_s: float = 30.0, process: subprocess.Popen[byte
 
 
 class PostgresServer:
-    """A server that this process starts and stops, for tests and small programs; a context manager too."""
+    """A server that this process starts and stops, for tests and small programs; a context manager too.
+
+    On Linux it also ends when the thread that started it does, however that happens.
+    """
 
     def __init__(self, data_dir: Path, port: int = 0, log: Path | None = None) -> None:
         self.data_dir = data_dir.absolute()
@@ -120,7 +123,7 @@ class PostgresServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         command = server_command(self.data_dir, self.port)
         with self.log.open("ab") as log:
-            self.process = _spawn(command.argv, log)
+            self.process = _spawn([*command.argv, "--end-with-parent"], log)
         try:
             wait_ready(command.url, timeout_s, self.process)
         except Exception as error:
@@ -209,7 +212,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m gyre.store.server", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the server's files")
     parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
+    parser.add_argument("--end-with-parent", action="store_true", help="stop when the starting process ends")
     arguments = parser.parse_args(argv)
+    if arguments.end_with_parent:
+        privileges.set_parent_death_signal(STOP_SIGNAL)
     root: Path = arguments.data.absolute()
     pgdata = root / "data"
     password = _password(root)

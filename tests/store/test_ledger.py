@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, func, select
@@ -14,7 +15,7 @@ from gyre.store.models import MicroBatch, Sample
 from gyre.store.queries import LedgerError
 from tests.store.world import RUN, World, add_call, make_world, settle
 
-OPTIONS = {"branch_cap": 5, "micro_batch_tokens": 64, "normalize_std": True}
+OPTIONS: dict[str, Any] = {"branch_cap": 5, "micro_batch_tokens": 64, "normalize_std": True}
 
 
 def trained_step(session: Session, size: int = 4, index: int = 0) -> World:

@@ -68,7 +68,10 @@ def test_a_run_is_told(engine: Engine) -> None:
                 (5, 5, 6, 8),
             ),
             ("UPDATE micro_batches SET claimed_at = :a, computed_at = :b", (11, 14, 0, 0)),
-            ("UPDATE steps SET started_at = :a, trained_at = :b, published_at = :c", (0, 16, 17, 0)),
+            (
+                "UPDATE steps SET started_at = :a, trained_at = :b, published_at = :c, rollouts_done_at = :d",
+                (0, 16, 17, 15),
+            ),
             ("UPDATE role_changes SET started_at = :a, ended_at = :b", (10, 11, 0, 0)),
             ("UPDATE runs SET started_at = :a, ended_at = :b", (0, 20, 0, 0)),
         ):
@@ -84,7 +87,8 @@ def test_a_run_is_told(engine: Engine) -> None:
     assert (step.step, step.mean_reward, step.trained_targets, step.metrics) == (0, 0.5, 12, {"grad_norm": 1.0})
     assert time.seconds == pytest.approx(17)
     assert time.parts == {
-        "orchestration": pytest.approx(1 + 2),  # before the harness starts, and between training and weights
+        "orchestration": pytest.approx(1 + 1),  # before the harness starts, and until the last group is handed out
+        "optimizer step": pytest.approx(1),
         "waiting for a cell": pytest.approx(1),
         "prefill": pytest.approx(1 + 1),
         "decode": pytest.approx(1 + 2),

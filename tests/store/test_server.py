@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,21 @@ def test_the_started_process_is_the_server(folder: Path) -> None:
         held = psycopg.connect(libpq_url(running.url))  # a client that stays must not delay the end
     assert running.process.poll() == 0
     held.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's death")
+def test_it_does_not_outlive_who_started_it(folder: Path) -> None:
+    program = (
+        "import sys, pathlib, time; from gyre.store.server import PostgresServer\n"
+        "s = PostgresServer(pathlib.Path(sys.argv[1])); s.start(); print(s.process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        postgres = psutil.Process(int(starter.stdout.readline()))
+        assert postgres.name() == "postgres"
+        starter.kill()
+    psutil.wait_procs([postgres], timeout=10)
+    assert not postgres.is_running() or postgres.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives up privileges")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from gyre.store.models import Node
 from gyre.store.tokens import pack_ids, pack_logprobs
 from tests.store.world import RUN, add_call, make_world, settle
 
-OPTIONS = {"branch_cap": 2, "micro_batch_tokens": 16, "normalize_std": True}
+OPTIONS: dict[str, Any] = {"branch_cap": 2, "micro_batch_tokens": 16, "normalize_std": True}
 FATES = "SELECT fate, sum(tokens) FROM token_accounting GROUP BY fate"
 
 

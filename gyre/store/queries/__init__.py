@@ -10,6 +10,7 @@ from gyre.store.queries.cells import (
     add_cpu_samples,
     cells,
     end_role_change,
+    living_trainers,
     start_role_change,
     upsert_cell,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "group_row",
     "held_metrics",
     "hold_micro_batch",
+    "living_trainers",
     "micro_batch_row",
     "micro_batch_samples",
     "move_held",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict, Unpack
@@ -59,6 +60,18 @@ def cells(session: Session, run_id: str) -> list[Cell]:
     """The run's cells: the central one first, then by name."""
     query = select(Cell).where(Cell.run_id == run_id).order_by(Cell.central.desc(), Cell.name)
     return list(session.scalars(query, execution_options={"populate_existing": True}))
+
+
+def living_trainers(session: Session, run_id: str, within_s: float) -> set[str]:
+    """Incarnations of the run's trainers whose agents reported them in the last `within_s` seconds.
+
+    What others claimed or held in the ledger is lost: see `requeue_lost`.
+    """
+    fresh = Cell.updated_at >= func.now() - dt.timedelta(seconds=within_s)
+    query = select(Cell.trainer_incarnation).where(
+        Cell.run_id == run_id, Cell.trainer_incarnation.is_not(None), fresh
+    )
+    return {found for found in session.scalars(query) if found is not None}
 
 
 def start_role_change(session: Session, run_id: str, cell: str, from_role: str, to_role: str, reason: str) -> int:
