@@ -16,6 +16,8 @@ from typing import Any, Literal, Self
 import httpx
 import torch
 
+from gyre.transfer.base import Layout
+
 PauseMode = Literal["abort", "retract", "in_place"]
 
 _MEMORY_TAGS = ["weights", "kv_cache"]
@@ -132,10 +134,10 @@ class EngineClient:
     async def update_weights(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         """Replace the weights while requests are in flight; they go on under `version` from their next token.
 
-        `tensors`: Hugging Face names and layout. They pass through shared memory; views of one storage pass as one.
+        `tensors`: Hugging Face names and layout. They are copied into shared memory once, and from there by the server.
         If this fails half-way the server's weights are undefined: start it anew.
         """
-        payload = await asyncio.to_thread(_share, tensors)
+        payload, shared = await asyncio.to_thread(_share, tensors)
         async with self.paused():
             await self._post("/begin_weight_update", {"selector": "all"})
             await self._post(
@@ -143,6 +145,7 @@ class EngineClient:
                 {"serialized_named_tensors": [payload], "flush_cache": True, "weight_version": str(version)},
             )
             await self._post("/end_weight_update")
+        del shared
 
     async def update_weights_from_disk(self, checkpoint: Path, version: int) -> None:
         """As `update_weights`, from a Hugging Face folder."""
@@ -153,10 +156,20 @@ class EngineClient:
             )
 
 
-def _share(tensors: dict[str, torch.Tensor]) -> str:
-    """The tensors as SGLang's `MultiprocessingSerializer` writes them, without importing SGLang (10 CPU-seconds)."""
+def _share(tensors: dict[str, torch.Tensor]) -> tuple[str, torch.Tensor]:
+    """The tensors as SGLang's `MultiprocessingSerializer` writes them, without importing SGLang (10 CPU-seconds).
+
+    They are copied into one piece of shared memory, which lives as long as the tensor returned beside the payload:
+    sharing a tensor moves its storage, and the caller's may be registered with a transfer engine.
+    """
     # The default strategy sends file descriptors, which only a child can receive: SGLang dies of such a payload.
     torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+    layout = Layout.of(tensors)
+    shared: torch.Tensor = torch.empty(layout.nbytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+    views = layout.views(shared)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            views[name].copy_(tensor)
     buffer = io.BytesIO()
-    ForkingPickler(buffer).dump([(name, tensor.detach()) for name, tensor in tensors.items()])
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    ForkingPickler(buffer).dump(list(views.items()))
+    return base64.b64encode(buffer.getvalue()).decode("ascii"), shared

@@ -1,0 +1,113 @@
+"""A cell as its agent holds it: two processes, one role, one row."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from activities.cell_engine import CellEngine
+from activities.cell_store import CellStore
+from activities.cell_trainer import CellTrainer, trainer_socket
+from gyre.config import RunConfig
+from gyre.store import queries as q
+from gyre.store.queries.cells import Role
+from gyre.training.client import TrainerClient
+
+BEAT_S = 5.0
+"""How often the row is written though nothing changed: its age says whether the agent lives (see LOST_AFTER_S)."""
+
+
+class CellSite:
+    """Engine, trainer and role of one cell. `logs` and `sockets` are folders; `env` is the trainer's environment."""
+
+    def __init__(
+        self, run: RunConfig, cell: str, engine: Engine, *, logs: Path, sockets: Path, env: Mapping[str, str]
+    ) -> None:
+        self.config = next(c for c in run.cells if c.name == cell)
+        self.run, self.name, self.central = run, cell, self.config.central
+        self.store = CellStore(engine, run)
+        self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log")
+        self.trainer = CellTrainer(self.config, sockets, logs / f"trainer-{cell}.log", env)
+        self.central_trainer = TrainerClient(trainer_socket(sockets, run.central.name))
+        self.role: Role = "rollout"
+        """A cell begins by serving; its Cell workflow says what comes then."""
+        self.switching = asyncio.Lock()
+        """Held by whoever changes the role or the served weights."""
+        self._reporting = asyncio.Lock()
+
+    async def keep(self) -> None:
+        """Keep both processes and the row until cancelled; then end them, and say so in the row."""
+        await self.store.do(
+            lambda s: q.create_run(s, self.run.run_id, self.run.model_dump(mode="json"), self.run.run_id)
+        )  # the trainer's first act is a row that belongs to the run
+        self.role = "rollout"
+        await self.report()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.trainer.keep(self.report))
+                tasks.create_task(self.engine.keep(self.engine_changed))
+                tasks.create_task(self._beat())
+        finally:
+            # Both at once: each may take seconds to end.
+            await asyncio.gather(asyncio.to_thread(self.engine.stop), asyncio.to_thread(self.trainer.stop))
+            self.trainer.incarnation = None
+            self.role = "down"
+            await self.report()
+
+    async def engine_changed(self) -> None:
+        """The engine came or went. One that comes while the cell trains gives its memory to the trainer."""
+        if self.engine.ready.is_set() and self.role in ("to_train", "train"):
+            await self.engine.release()
+        await self.report()
+
+    async def set_role(self, role: Role) -> None:
+        """Take a role and report it."""
+        self.role = role
+        await self.report()
+
+    async def report(self) -> None:
+        """Write the row as things are now."""
+        async with self._reporting:  # an older state must not overtake a newer one
+            engine = self.engine
+            serves = self.role == "rollout" and engine.ready.is_set() and not engine.released
+            await self.store.do(
+                lambda s: q.upsert_cell(
+                    s,
+                    self.run.run_id,
+                    self.name,
+                    central=self.central,
+                    role=self.role,
+                    engine_url=engine.url,
+                    routable=serves,
+                    serving_version=engine.version if engine.ready.is_set() else None,
+                    max_running=self.run.serving.max_running,
+                    engine_incarnation=engine.incarnation,
+                    trainer_incarnation=self.trainer.incarnation,
+                )
+            )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await self.report()
+
+
+class Phases:
+    """Seconds of each phase of a change of role."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the block as phase `name`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 4)

@@ -1,0 +1,125 @@
+"""What a cell does while it trains: micro-batches of the oldest open step, and handing its gradient to central."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from activities.cell_site import CellSite
+from activities.cell_store import OpenStep
+from gyre.store import queries as q
+from gyre.training.protocol import TrainerError, TrainerUnavailable
+
+log = logging.getLogger("gyre.cell")
+
+POLL_S = 0.1
+"""Pause between two looks at an empty queue."""
+REQUEUE_S = 2.0
+"""Pause between two looks for dead holders."""
+MAX_REFUSALS = 20
+"""Refusals of the trainer in a row before training counts as failed."""
+
+
+@dataclass
+class Work:
+    """One stretch of training; `stop` ends it between two micro-batches."""
+
+    site: CellSite
+    micro_batches: int = 0
+    tokens: int = 0
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _requeued_at: float = 0.0
+    _refusals: int = 0
+
+    async def run(self) -> None:
+        """Work until `stop` is set. A trainer that dies is waited for; what it held is queued again."""
+        while not self.stop.is_set():
+            try:
+                busy = await self._once()
+                self._refusals = 0
+            except TrainerUnavailable as error:
+                log.warning("training waits for the trainer: %s", error)
+                busy = False
+            except TrainerError as error:
+                # LedgerError: what the trainer held beyond the ledger is void, and queued again. CommandError: the
+                # step ended between our look and the command. Either is over at the next look, or is an error.
+                self._refusals += 1
+                if error.kind not in ("LedgerError", "CommandError") or self._refusals > MAX_REFUSALS:
+                    raise
+                log.warning("the trainer refused: %s", error.message)
+                busy = False
+            if not busy:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self.stop.wait(), POLL_S)
+        except TimeoutError:
+            return
+
+    async def _once(self) -> bool:
+        """One micro-batch, or one push. False: there was nothing to do."""
+        site = self.site
+        step = await site.store.open_step()
+        if step is None:
+            return False
+        incarnation = site.trainer.incarnation
+        if incarnation is None or not await prepare(site, step):
+            return False
+        claim = partial(q.claim_micro_batch, step_id=step.id, cell=site.name, incarnation=incarnation)
+        taken = await site.store.do(claim) if step.progress.queued or step.progress.claimed else None
+        if taken is not None:
+            metrics = await site.trainer.client.micro_batch(taken)
+            self.micro_batches += 1
+            self.tokens += int(metrics.get("n_tokens", 0))
+            return True
+        if time.monotonic() - self._requeued_at > REQUEUE_S:
+            self._requeued_at = time.monotonic()
+            await site.store.requeue_lost(step.id, incarnation)
+        if step.progress.groups_open == 0 and step.progress.held_by.get(incarnation):
+            return await push_held(site)
+        return False
+
+
+async def prepare(site: CellSite, step: OpenStep) -> bool:
+    """Have the trainer accumulate for `step` under the version that it trains. False: that version is not there yet."""
+    status = await site.trainer.status()
+    if status.asleep:
+        await site.trainer.client.wake()
+    if status.version != step.index:
+        if await site.store.do(lambda s: q.weight_version(s, site.run.run_id, step.index)) is None:
+            return False
+        if status.held and not site.central:
+            await push_held(site)
+        await site.trainer.client.load(step.index)
+    if status.step_id != step.id:
+        await site.trainer.client.begin(step.id)
+    return True
+
+
+async def push_held(site: CellSite) -> bool:
+    """Satellite: hand the accumulated gradient to central, exactly once. False: there is nothing to hand over.
+
+    Central commits the move in the ledger; only then does this trainer forget. If central dies in between, either the
+    ledger moved (and central's death queues the micro-batches again) or it did not (and the next push repeats it).
+    """
+    if site.central:
+        return False
+    status = await site.trainer.status()
+    if not status.held or status.step_id is None:
+        return False
+    client = site.trainer.client
+    ticket = await client.push(status.step_id)
+    if ticket is None:
+        return False
+    try:
+        await site.central_trainer.absorb(status.step_id, ticket, status.incarnation)
+    except TrainerError as error:
+        if error.kind != "LedgerError":
+            raise
+        log.warning("central refused a gradient: %s", error.message)
+    await client.reset(status.step_id)
+    return True

@@ -1,0 +1,97 @@
+"""The agent of a cell: `python -m workers.cell_agent --cell NAME`, settings by environment.
+
+One process that owns the cell's SGLang server and its trainer, and a Temporal worker on the cell's own queue. Killed,
+it takes both with it; started again, it starts them anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from activities.cell import CellActivities
+from activities.cell_site import CellSite
+from gyre.store.db import make_engine
+from workers.settings import WorkerSettings, fail, settings_or_exit
+from workflows.names import cell_queue
+
+log = logging.getLogger("gyre.cell")
+
+HEARTBEAT = timedelta(seconds=0.5)
+"""How often heartbeats reach the server, and so how late a cancellation may arrive."""
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cell", required=True, help="name of the cell in the run file")
+    cell = parser.parse_args().cell
+    settings = settings_or_exit()
+    names = [c.name for c in settings.run.cells]
+    if cell not in names:
+        fail(f"--cell: the run has no cell {cell!r}; its cells are {names}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(serve(settings, cell))
+
+
+async def serve(settings: WorkerSettings, cell: str) -> None:
+    """Keep the cell and answer its queue until a signal."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    site = CellSite(
+        settings.run,
+        cell,
+        make_engine(settings.database_url),
+        logs=settings.logs,
+        sockets=settings.sockets,
+        env=settings.to_env(),
+    )
+    keeping = asyncio.create_task(site.keep())
+    answering = asyncio.create_task(_answer(settings, site))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({keeping, answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # The worker first: its activities still need the processes to end well.
+        for task in (answering, keeping, stopping):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _answer(settings: WorkerSettings, site: CellSite) -> None:
+    worker = Worker(
+        await _connect(settings),
+        task_queue=cell_queue(settings.run.run_id, site.name),
+        activities=CellActivities(site).all(),
+        max_concurrent_activities=8,
+        max_heartbeat_throttle_interval=HEARTBEAT,
+        default_heartbeat_throttle_interval=HEARTBEAT,
+        graceful_shutdown_timeout=timedelta(0),
+    )
+    await worker.run()
+
+
+async def _connect(settings: WorkerSettings) -> Client:
+    """Temporal's client; waits for a server that is not up yet."""
+    while True:
+        try:
+            return await Client.connect(settings.temporal_address, namespace=settings.temporal_namespace)
+        except (RPCError, RuntimeError) as error:
+            log.warning("Temporal at %s does not answer: %s", settings.temporal_address, error)
+            await asyncio.sleep(1.0)
+
+
+if __name__ == "__main__":
+    main()
