@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -113,6 +114,22 @@ async def test_racing_starts_run_once(rollout: Path) -> None:
     assert (rollout / "count").read_text() == "once\n"
 
 
+def test_a_shepherd_that_finds_the_lock_taken_runs_nothing(rollout: Path) -> None:
+    """The one that holds it has not written pid.json yet: the second attaches to it all the same."""
+    results: list[process.Started] = []
+    with (rollout / "shepherd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        launch = sh(rollout, "touch ../../ran")
+        thread = threading.Thread(target=lambda: results.append(process.start(launch, rollout)))
+        thread.start()
+        time.sleep(0.3)
+        assert thread.is_alive() and not (rollout / "ran").exists()
+        (rollout / "pid.json").write_text(json.dumps({"pid": 1, "start_time": 2}))
+        thread.join(10)
+    assert results == [process.Started(1, 2, attached=True)]
+    (rollout / "pid.json").unlink()
+
+
 async def test_a_pid_that_another_process_has_by_now_is_not_taken_for_ours(rollout: Path) -> None:
     process.start(sh(rollout, "exit 0"), rollout)
     await process.wait(rollout)
@@ -166,17 +183,14 @@ def test_kill_tree_stops_a_tree_that_keeps_forking(rollout: Path) -> None:
     assert processes_in(rollout) == []
 
 
-def test_a_frozen_shepherd_does_not_save_the_tree(rollout: Path) -> None:
+def test_a_frozen_shepherd_does_not_save_the_tree(rollout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = sh(rollout, "trap '' TERM; setsid sleep 600 & touch ../../up; sleep 600")
     started = process.start(launch, rollout, grace_s=0.0)
     until((rollout / "up").exists)
-    freeze = f"import os\nwhile 1: os.kill({started.pid}, 19)"
-    holder = subprocess.Popen([sys.executable, "-I", "-S", "-c", freeze], stderr=subprocess.DEVNULL)
-    try:
-        ended = process.kill_tree(rollout, patience_s=0.3)
-    finally:
-        holder.kill()
-        holder.wait()
+    os.kill(started.pid, signal.SIGSTOP)
+    send = shepherd.send
+    monkeypatch.setattr(shepherd, "send", lambda pids, signum: signum == signal.SIGCONT or send(pids, signum))
+    ended = process.kill_tree(rollout, patience_s=0.3)
     assert isinstance(ended, process.Exited) and (ended.reason, ended.cpu_s) == ("killed", None)
     assert processes_in(rollout) == []
     assert shepherd.start_time(started.pid) is None
