@@ -58,9 +58,9 @@ class Rollout:
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     raise
-                facts = await verbs.rollout_facts(m.RolloutFactsRequest(r.run_id, r.rollout_id))
                 if not _host_is_lost(error):
                     return await self._exclude("infrastructure", "harness_failed")
+                facts = await verbs.rollout_facts(m.RolloutFactsRequest(r.run_id, r.rollout_id))
                 if facts.sampled:  # its tree belongs to a workspace that is gone
                     return await self._exclude("infrastructure", "host_lost")
                 continue

@@ -23,7 +23,7 @@ CELL_HEARTBEAT = timedelta(seconds=30)
 
 WAIT = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
-BAD_INPUT = ["ConfigError", "TaskError", "HarnessError", "ValueError"]
+BAD_INPUT = ["ConfigError", "TaskError", "ValueError"]
 """Error types that no retry mends."""
 
 _DATABASE = RetryPolicy(
@@ -32,10 +32,11 @@ _DATABASE = RetryPolicy(
     non_retryable_error_types=BAD_INPUT,
 )
 _FOREVER = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10))
-_PREPARE = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5, non_retryable_error_types=BAD_INPUT)
+_PREPARE = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=8, non_retryable_error_types=BAD_INPUT)
 _HARNESS = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     maximum_interval=timedelta(seconds=10),
+    maximum_attempts=30,
     non_retryable_error_types=BAD_INPUT,
 )
 _SCORE = RetryPolicy(
