@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -98,7 +99,7 @@ def read_optimizer(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete") from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     return state
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils._device
 
 _FACTORIES = (
     *("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "eye", "linspace"),
@@ -118,6 +119,9 @@ def _is_cuda(device: object) -> bool:
 
 
 def _redirect_factories() -> None:
+    # `with torch.device(...)` knows the factories by identity, from a set that it makes once: it must hold the
+    # originals, which the wrappers call. Otherwise transformers' from_pretrained leaves rotary tables uninitialised.
+    torch.utils._device._device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     tensor: Any = torch.Tensor

@@ -255,6 +255,8 @@ class Replica:
         if self._taken is None or self._taken[0] != step_id:
             self.begin(step_id)
             self._check_ledger(step_id)
+            if self.held and not step.n_valid:
+                raise CommandError(f"step {step.index} of {step.run_id} has micro-batches but no valid rollout")
             self._taken = (step_id, self.trainer.optimizer_step(step.n_valid if self.held else 0))
         result = self._taken[1]
         folder = self.trainer.save(self.settings.checkpoints, self.run_id, step_id)

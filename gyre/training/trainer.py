@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,9 @@ class Trainer:
             logprobs, entropies = policy.target_logprobs(batch.lengths, ids, query)
             result = gspo_token_loss(logprobs, targets, self.objective.clip_low, self.objective.clip_high)
             metrics = measure(result, logprobs, targets.behaviour, entropies, tokens=len(ids), seconds=0.0)
+            if not math.isfinite(metrics.abs_difference_sum):
+                # A ratio of zero would hide it: the loss stays finite.
+                raise NonFiniteError("log-probs of trainer or sampler are not finite")
             return result.loss, metrics
 
         try:

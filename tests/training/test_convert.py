@@ -122,7 +122,9 @@ def test_models_that_would_be_trained_wrongly_are_refused(tmp_path, change, mess
 
 def test_both_spellings_of_the_rotary_base_are_read():
     old = shape_from_dict(CONFIG | {"rope_theta": 5e5})
-    new = shape_from_dict({**CONFIG, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
+    new = shape_from_dict(
+        {**CONFIG, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    )
     assert old.rope_theta == new.rope_theta == 5e5
 
 

@@ -1,0 +1,84 @@
+"""Checkpoints are whole or absent, and load elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from gyre.serving.cpu_platform import activate
+from gyre.training import checkpoint
+from gyre.training.checkpoint import CheckpointError, CheckpointMeta, read_meta, read_optimizer, version_folder
+from tests.training.conftest import random_samples
+
+
+@pytest.fixture
+def stepped(make_trainer):
+    trainer = make_trainer()
+    trainer.micro_batch(random_samples(0), "micro-batch 0")
+    trainer.optimizer_step(4)
+    return trainer
+
+
+def test_transformers_loads_it_with_the_same_logits(stepped, tiny_policy, tmp_path):
+    folder = stepped.save(tmp_path, "run-s0", 12)
+    assert folder == tmp_path / "v1"
+    assert read_meta(folder) == CheckpointMeta("run-s0", 1, 12, 0)
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (tiny_policy / name).read_bytes()
+    activate()
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.arange(20) * 4
+    torch.testing.assert_close(stepped.policy.logits((20,), ids), theirs(ids[None]).logits[0], atol=1e-5, rtol=0)
+
+
+def test_a_save_that_dies_leaves_nothing_under_a_good_name(stepped, tmp_path, monkeypatch):
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "_sync", die)
+    with pytest.raises(KeyboardInterrupt):
+        stepped.save(tmp_path, "run-s0", None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_writers_drafts_are_cleaned(stepped, tmp_path):
+    folder = stepped.save(tmp_path, "run-s0", None)
+    (tmp_path / ".v2.0123").mkdir()
+    (tmp_path / ".v2.0123" / "model.safetensors").write_bytes(b"half")
+    checkpoint.clean(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_saving_again_replaces_an_uncommitted_one(stepped, tmp_path):
+    folder = stepped.save(tmp_path, "run-s0", 1)
+    (folder / "model.safetensors").write_bytes(b"older")
+    assert stepped.save(tmp_path, "run-s0", 1) == folder
+    stepped.load(1, folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_only_folders_of_the_run_are_deleted(tmp_path, tiny_policy):
+    root = tmp_path / "checkpoints"
+    version_folder(root, 3).mkdir(parents=True)
+    checkpoint.delete_checkpoints(root, [version_folder(root, 3), tiny_policy, root / "v99"])
+    assert list(root.iterdir()) == []
+    assert (tiny_policy / "config.json").is_file()
+
+
+def test_broken_checkpoints_are_named(stepped, make_trainer, tmp_path):
+    folder = stepped.save(tmp_path, "run-s0", None)
+    with pytest.raises(CheckpointError, match="holds version 1, not 5"):
+        make_trainer().load(5, folder)
+    (folder / "optimizer.pt").write_bytes(b"PK torn")
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt: cannot be read"):
+        read_optimizer(folder)
+    (folder / "optimizer.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt: no such file"):
+        read_optimizer(folder)
+    (folder / "meta.json").write_text(json.dumps({"version": 1}))
+    with pytest.raises(CheckpointError, match=r"meta\.json: not a checkpoint"):
+        read_meta(folder)
