@@ -6,13 +6,15 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gyre.harness import process
+from gyre.harness import process, shepherd
 from gyre.harness.base import BOX, HarnessError, Preload
 from gyre.harness.forkserver import ForkServer
 from gyre.harness.mini_swe_agent import CALL_TIMEOUT_S, MiniSweAgent
@@ -186,3 +188,26 @@ async def test_a_failing_rehearsal_does_not_stop_the_server(mini: MiniSweAgent, 
     server.stop()
     assert server.facts["learned"] == 0
     assert "no stage" in (tmp_path / "warm.log").read_text()
+
+
+def test_a_fork_server_ends_with_a_host_that_is_killed(mini: MiniSweAgent, tmp_path: Path) -> None:
+    host_script = (
+        "import sys, time; from pathlib import Path; from gyre.harness.base import Preload\n"
+        "from gyre.harness.forkserver import ForkServer\n"
+        "folder = Path(sys.argv[2])\n"
+        "s = ForkServer(Preload(Path(sys.argv[1]), 'json:dumps', ('json',)), folder / 'sockets', folder / 'warm.log')\n"
+        "s.start(); print(s.pid, flush=True); time.sleep(600)"
+    )
+    assert mini.preload is not None
+    host = subprocess.Popen(
+        [sys.executable, "-c", host_script, str(mini.preload.python), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert host.stdout is not None
+    server = int(host.stdout.readline())
+    assert shepherd.start_time(server) is not None
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    until(lambda: shepherd.start_time(server) is None)
