@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gyre.harness import process, shepherd
-from gyre.harness.base import BOX, HarnessError, Preload
+from gyre.harness.base import BOX, HarnessError, Launch, Preload, base_env
 from gyre.harness.forkserver import ForkServer
 from gyre.harness.mini_swe_agent import CALL_TIMEOUT_S, MiniSweAgent
 from tests.harness.conftest import mini_launch, processes_in, until
@@ -100,30 +100,30 @@ async def test_killed_while_the_model_is_silent(
 
 
 async def test_runs_outlive_their_fork_server_which_comes_back(
-    mini: MiniSweAgent, model: ScriptedModel, new_rollout: Callable[[], Path], tmp_path: Path
+    mini: MiniSweAgent, new_rollout: Callable[[], Path], tmp_path: Path
 ) -> None:
+    """With a program that is imported in no time: `python -m timeit CODE`."""
     assert mini.preload is not None
-    preload = Preload(mini.preload.python, mini.preload.entry, mini.preload.modules, mini.preload.env)
-    mini_plain = MiniSweAgent(None, {}, warm=False)
+    preload = Preload(mini.preload.python, "timeit:main", ("timeit",))
     server = ForkServer(preload, tmp_path / "sockets", tmp_path / "warm.log")
     server.start()
+    pids = []
     try:
-        model.delay_s = 0.5
-        first, second = new_rollout(), new_rollout()
-        launch = mini_launch(mini, model, first)
-        object.__setattr__(launch, "preload", preload)
-        process.start(launch, first, fork_server=server)
-        until(lambda: model.requests)
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        launch = mini_launch(mini, model, second)
-        object.__setattr__(launch, "preload", preload)
-        process.start(launch, second, fork_server=server)
-        check_run(model, first, await process.wait(first))
-        check_run(model, second, await process.wait(second))
-        assert mini_launch(mini_plain, model, first).preload is None
+        rollouts = [new_rollout(), new_rollout()]
+        for rollout in rollouts:
+            argv = (str(preload.python), "timeit", "-n1", "-r1", "import time; time.sleep(1); open('made', 'w')")
+            launch = Launch(argv, base_env(rollout / BOX), rollout / BOX / "workspace", preload)
+            assert not process.start(launch, rollout, fork_server=server).attached
+            assert server.pid is not None
+            pids.append(server.pid)
+            os.kill(server.pid, signal.SIGKILL)
+        for rollout in rollouts:
+            ended = await process.wait(rollout)
+            assert isinstance(ended, process.Exited) and ended.code == 0, (rollout / "harness.log").read_text()
+            assert (rollout / BOX / "workspace" / "made").exists()
     finally:
         server.stop()
+    assert pids[0] != pids[1]
     assert not server.alive and list((tmp_path / "sockets").iterdir()) == []
 
 
