@@ -7,8 +7,13 @@ import sys
 import typer
 from typer.exceptions import Abort, TyperException
 
+from gyre.cli.doctor import doctor
 from gyre.cli.errors import CliError
+from gyre.cli.rollouts import rollouts
+from gyre.cli.sql import sql
+from gyre.cli.status import status
 from gyre.cli.train import train
+from gyre.cli.tree import tree
 from gyre.cli.up import down, up
 
 app = typer.Typer(
@@ -18,23 +23,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (train, up, down):
+for command in (train, up, down, status, rollouts, tree, sql, doctor):
     app.command()(command)
+
+
+def run_command(arguments: list[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code; errors are printed, in one line."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except CliError as error:
+        print(f"gyre: {error}", file=sys.stderr)
+        return error.code
+    except TyperException as error:  # a wrong use of the command line
+        print(f"gyre: {' '.join(error.format_message().split())} (gyre --help)", file=sys.stderr)
+        return error.exit_code
+    except (Abort, KeyboardInterrupt):
+        return 130
+    return code if isinstance(code, int) else 0
 
 
 def main() -> None:
     """Entry point."""
-    try:
-        code = app(standalone_mode=False)
-    except CliError as error:
-        print(f"gyre: {error}", file=sys.stderr)
-        sys.exit(error.code)
-    except TyperException as error:  # a wrong use of the command line
-        print(f"gyre: {' '.join(error.format_message().split())} (gyre --help)", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Abort:
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(run_command())
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], end: float, marks: Seque
     row_height, top = 30, 26
     height = top + row_height * max(1, len(rows)) + _BOTTOM
     left = 96
-    scale = (WIDTH - left - _RIGHT) / (end or 1.0)
+    scale = (WIDTH - left - _RIGHT - 24) / (end or 1.0)
     parts = []
     for n, (at, name) in enumerate(marks):
         x = left + at * scale
@@ -90,7 +90,7 @@ def stacks(rows: Sequence[tuple[str, Sequence[Bar]]], unit: str = "s") -> str:
     end = max((bar.end for _, bars in rows for bar in bars), default=1.0)
     row_height, left = 24, 96
     height = row_height * max(1, len(rows)) + _BOTTOM
-    scale = (WIDTH - left - _RIGHT - 44) / (end or 1.0)
+    scale = (WIDTH - left - _RIGHT - 72) / (end or 1.0)
     parts = []
     for n, (name, bars) in enumerate(rows):
         y = n * row_height

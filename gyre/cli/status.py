@@ -1,0 +1,33 @@
+"""`gyre status`: the stack and the newest run, once."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from sqlalchemy.exc import ProgrammingError
+
+from gyre.cli.data import DataOption, RunOption, data_folder, living_stack
+from gyre.cli.errors import CliError
+from gyre.cli.live import draw
+from gyre.cli.progress import process_table
+from gyre.cli.snapshot import newest_run, take_snapshot
+from gyre.store.db import make_engine
+
+
+def status(run: RunOption = None, data: DataOption = None) -> None:
+    """Show the stack's processes and how far the run is."""
+    console = Console(highlight=False)
+    state = living_stack(data_folder(data))
+    console.print(f"stack {state.state} (pid {state.pid})   Temporal UI {state.ui_url}", soft_wrap=True)
+    console.print(process_table(state))
+    engine = make_engine(state.database_url, pool_size=1)
+    try:
+        run_id = run or newest_run(engine)
+        snapshot = take_snapshot(engine, run_id) if run_id else None
+    except ProgrammingError as error:
+        raise CliError("the database has no tables yet; wait until the stack is ready") from error
+    if snapshot is not None:
+        console.print(draw(snapshot, None))
+    elif run_id:
+        raise CliError(f"no run {run_id!r}; `gyre sql 'SELECT id FROM runs'` lists them")
+    else:
+        console.print("no run yet")

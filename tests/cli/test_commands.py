@@ -1,0 +1,138 @@
+"""Commands over a finished run with known numbers (tests/report/story.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sqlalchemy import Engine
+
+from gyre.cli.checks import pins
+from gyre.cli.data import data_folder
+from gyre.cli.live import PlainView, clock, spark
+from gyre.cli.snapshot import newest_run, take_snapshot
+from gyre.cli.stackfile import StackState
+from gyre.cli.summary import print_summary
+from tests.cli.conftest import Gyre
+from tests.report.story import tell
+
+
+def test_sql_prints_a_table_and_csv(gyre: Gyre, data: Path) -> None:
+    code, out, _ = gyre("sql", "SELECT step, mean_reward FROM step_summary ORDER BY step", "--data", data)
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["step", "mean_reward"],
+        ["0", "0.5"],
+        ["1", "0.625"],
+        ["(2", "rows)"],
+    ]
+    _, out, _ = gyre("sql", "SELECT task FROM groups WHERE task LIKE '%held%'", "--csv", "--data", data)
+    assert out.splitlines() == ["task", "org/held", "org/held"]
+
+
+def test_sql_changes_nothing_unless_told_to(gyre: Gyre, data: Path) -> None:
+    assert gyre("sql", "UPDATE runs SET state = 'failed'", "--data", data)[0] == 1
+    assert gyre("sql", "UPDATE runs SET state = 'failed'", "--write", "--data", data)[1] == "1 rows changed\n"
+    assert "failed" in gyre("sql", "SELECT state FROM runs", "--data", data)[1]
+
+
+def test_rollouts_are_filtered(gyre: Gyre, data: Path) -> None:
+    def ids(*options: str) -> list[str]:
+        code, out, err = gyre("rollouts", *options, "--data", data)
+        assert code == 0, err
+        return sorted(line.split()[0] for line in out.splitlines() if line.startswith("demo-s0/"))
+
+    assert len(ids()) == 16
+    assert ids("--step", "1") == [f"demo-s0/s0/00/0{m}" for m in range(4)]
+    assert ids("--excluded") == ["demo-s0/s0/00/03"]
+    assert len(ids("--heldout")) == 8
+    assert len(ids("--task", "HELD")) == 8
+    assert ids("--state", "running") == []
+    assert len(ids("--limit", "3")) == 3
+    assert "3 of 16 rollouts of demo-s0" in gyre("rollouts", "--limit", "3", "--data", data)[1]
+
+
+def test_tree_draws_nodes_calls_kinds_tokens_and_versions(gyre: Gyre, data: Path) -> None:
+    code, out, _ = gyre("tree", "demo-s0/s0/00/01", "--data", data)
+    assert code == 0
+    lines = [" ".join(line.strip("│├└─ ").split()) for line in out.splitlines()]
+    assert lines == [
+        "demo-s0/s0/00/01 org/task-0 completed, reward 1 2 calls, 85 tokens in the tree, 15 sampled",
+        "prompt +50 tokens from 0",
+        "generated +10 call 0 main v0: 10 on central stop trained",
+        "prompt +20 tokens from 60",
+        "generated +5 call 1 main v0: 5 on central stop trained",
+    ]
+
+
+def test_status_shows_the_run(gyre: Gyre, data: Path) -> None:
+    code, out, _ = gyre("status", "--data", data)
+    assert code == 0
+    for said in ("demo-s0 · done", "2 of 2", "held-out", "success 75.0 %", "central (central)", "satellite"):
+        assert said in out
+
+
+def test_the_plain_view_says_each_step_and_evaluation_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(engine)
+    assert newest_run(engine) == "demo-s0"
+    snapshot = take_snapshot(engine, "demo-s0")
+    assert snapshot is not None
+    view = PlainView(Console())
+    view.show(snapshot)
+    view.show(snapshot)
+    assert capsys.readouterr().out.splitlines() == [
+        "held-out v0: success 25.0 % (reward 0.250, 4 rollouts)",
+        "held-out v2: success 75.0 % (reward 0.750, 4 rollouts)",
+        "step 1/2  reward 0.500  success 33.3 %  rollouts 4  excluded 1  micro-batches 1  |Δlogprob| 2.0e-05  39.0 s",
+        "step 2/2  reward 0.625  success 50.0 %  rollouts 4  micro-batches 1  |Δlogprob| 2.0e-05  39.0 s",
+    ]
+
+
+def test_the_last_words(engine: Engine, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot, stack = take_snapshot(engine, "demo-s0"), StackState.read(data)
+    assert snapshot is not None
+    assert stack is not None
+    print_summary(engine, snapshot, stack, data, Console())
+    report = data / "runs" / "demo-s0" / "report.html"
+    assert capsys.readouterr().out.splitlines() == [
+        "demo-s0: done, 2 of 2 steps in 1:40",
+        "held-out before  v0: success 25.0 % (reward 0.250, 4 rollouts)",
+        "held-out after   v2: success 75.0 % (reward 0.750, 4 rollouts)",
+        "held-out success 25.0 % -> 75.0 % (+50.0 points)",
+        "mean |logprob sampler - trainer| on trained tokens  2.00e-05",
+        "Temporal UI  http://127.0.0.1:8233",
+        f"report       {report}",
+    ]
+    assert report.exists()
+
+
+def test_the_data_folder_is_at_the_root_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / "repo" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "repo" / "a" / "run.toml").touch()
+    assert data_folder(None, tmp_path / "repo" / "a" / "run.toml") == tmp_path / "repo" / ".gyre"
+    monkeypatch.chdir(tmp_path / "repo" / "a" / "b")
+    assert data_folder(None) == tmp_path / "repo" / ".gyre"
+    assert data_folder(Path("elsewhere")) == tmp_path / "repo" / "a" / "b" / "elsewhere"
+
+
+def test_pins_are_read_from_requirements(tmp_path: Path) -> None:
+    file = tmp_path / "r.txt"
+    file.write_text("# no\nname==1.2 \\\n    --hash=sha256:00\npsycopg[binary,pool]==3.3.9\nfree>=2\n")
+    assert pins(file) == [("name", "1.2"), ("psycopg", "3.3.9"), ("free", "")]
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(gyre: Gyre, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYRE_MINI_PYTHON", "/nowhere/bin/python")
+    code, out, err = gyre("doctor")
+    assert code == 1
+    assert err.endswith("see the lines with ->\n")
+    assert "not installed at /nowhere/bin/python" in out
+    assert "-> make setup (or set GYRE_MINI_PYTHON" in out
+    assert "CPU set (torch 2.13.0" in out or "CUDA set" in out
+
+
+def test_small_drawings() -> None:
+    assert spark([0.0, 0.5, 1.0, 2.0]) == "▁▅██"
+    assert [clock(s) for s in (5, 65.9, 3661)] == ["0:05", "1:05", "1:01:01"]
