@@ -74,7 +74,7 @@ class Work:
         if taken is not None:
             metrics = await site.trainer.client.micro_batch(taken)
             self.micro_batches += 1
-            self.tokens += int(metrics.get("n_tokens", 0))
+            self.tokens += int(metrics["tokens"])
             return True
         if time.monotonic() - self._requeued_at > REQUEUE_S:
             self._requeued_at = time.monotonic()
