@@ -78,7 +78,7 @@ class World:
     def at(self, after: float, what: str, whom: object) -> None:
         heapq.heappush(self.events, (self.now + after, next(self.count), what, whom))
 
-    def run(self, most: int = 20_000) -> None:
+    def run(self, most: int = 3000) -> None:
         """To the end; raises AssertionError where work is left and nothing will ever happen."""
         self.settle_down()
         for _ in range(most):
