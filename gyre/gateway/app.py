@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import orjson
 import psycopg
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -26,7 +27,7 @@ from gyre.gateway.recorder import Recorder
 from gyre.gateway.result import Result
 from gyre.gateway.routing import Router
 from gyre.gateway.wire import WireFormat
-from gyre.store.db import make_async_engine
+from gyre.store.db import driver_url
 from gyre.store.gateway_queries import cell_notices, cells_of_run
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ MAX_BODY = 64 * 1024 * 1024
 # Seconds before the first sign of life on a stream, and between two: well under any harness's patience.
 PING_S = 10.0
 CELLS_POLL_S = 1.0
-SWEEP_S = 10.0
+SWEEP_S = 1.0
 
 
 class Delivery(Response):
@@ -49,43 +50,48 @@ class Delivery(Response):
         super().__init__()
         self._call, self._wire, self._model = call, wire, model
         self._stream, self._usage = stream, usage
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response (ASGI)."""
         gone = asyncio.create_task(_disconnect(receive))
         try:
-            begun = await self._wait(gone, send)
-            if begun is None:
+            if not await self._wait(gone, send):
                 self._call.detach()
                 return
-            await self._send(send, begun)
+            await self._send(send)
             self._call.delivered()
+        except asyncio.CancelledError:  # the server ends, and waits for this connection no longer
+            self._call.detach()
+            if not self._begun:
+                body = self._wire.error_body(GatewayError("unavailable", "The gateway is being restarted; try again."))
+                await _start(send, 503, "application/json", len(body))
+                await send({"type": "http.response.body", "body": body})
         except OSError:  # the transport is closed; a retry gets the answer
             self._call.detach()
         finally:
             gone.cancel()
 
-    async def _wait(self, gone: asyncio.Task[None], send: Send) -> bool | None:
-        """Until the result is there: whether the response has begun, or None where the client left."""
-        begun = False
+    async def _wait(self, gone: asyncio.Task[None], send: Send) -> bool:
+        """Until the result is there (True), or the client left (False)."""
         while not self._call.task.done():
             timeout = PING_S if self._stream else None
             await asyncio.wait({self._call.task, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if gone.done() and not self._call.task.done():
-                return None
+                return False
             if self._stream and not self._call.task.done():
-                if not begun:
+                if not self._begun:
                     await _start(send, 200, "text/event-stream")
-                    begun = True
+                    self._begun = True
                 await send({"type": "http.response.body", "body": b": working\n\n", "more_body": True})
-        return None if gone.done() else begun
+        return not gone.done()
 
-    async def _send(self, send: Send, begun: bool) -> None:
+    async def _send(self, send: Send) -> None:
         try:
             result = _result(self._call)
         except GatewayError as error:
             body = self._wire.error_body(error)
-            if begun:
+            if self._begun:
                 await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
                 return
             await _start(send, error.status, "application/json", len(body))
@@ -96,7 +102,7 @@ class Delivery(Response):
             await _start(send, 200, "application/json", len(body))
         else:
             body = b"".join(self._wire.chunks(result, self._model, usage=self._usage))
-            if not begun:
+            if not self._begun:
                 await _start(send, 200, "text/event-stream")
         await send({"type": "http.response.body", "body": body})
 
@@ -132,7 +138,9 @@ class Gateway:
         self.run = run
         self.url = database_url
         self.metrics = Metrics()
-        self.engine = make_async_engine(database_url, pool_size=4)
+        # No overflow: opening a connection costs more than waiting for one. No ping before use: what fails because
+        # Postgres was restarted is tried again anyway.
+        self.engine = create_async_engine(driver_url(database_url), pool_size=4, max_overflow=0)
         self.router = Router()
         self.recorder = Recorder(self.engine, self.metrics, write_patience_s)
         self.calls = Calls(

@@ -26,15 +26,15 @@ from gyre.gateway.result import Result
 from gyre.gateway.routing import Router
 from gyre.gateway.session import OPEN_STATES, Session, load_session, reply_to_json
 from gyre.gateway.tree import Node, Turn
-from gyre.store.gateway_queries import CallWrite, RolloutFacts, rollout_by_token, rollout_states
+from gyre.store.gateway_queries import CallWrite, RolloutFacts, rollouts_by_token
 from gyre.store.tokens import pack_ids, pack_logprobs
 
 log = logging.getLogger(__name__)
 
 # Seconds that a call goes on after its last client left, so that a quick retry can join it.
 JOIN_GRACE_S = 0.5
-# Seconds for which a rollout's state is believed.
-STATE_FRESH_S = 1.0
+# Seconds for which a rollout's state is believed; the sweep renews it more often.
+STATE_FRESH_S = 3.0
 
 
 class LiveCall:
@@ -118,28 +118,27 @@ class Calls:
             session = self._sessions.get(token)
             if session is not None and now - session.checked_at < STATE_FRESH_S:
                 return session
-            facts: RolloutFacts | None = await self._recorder.retried(
-                lambda: rollout_by_token(self._recorder.engine, token)
-            )
-            self._check(facts, token)
-            assert facts is not None
+            found = await self._recorder.retried(lambda: rollouts_by_token(self._recorder.engine, [token]))
+            facts = self._check(found.get(token), token)
             if session is None:
                 session = await self._recorder.retried(lambda: load_session(self._recorder.engine, facts, now))
                 self._sessions[token] = session
             session.facts, session.checked_at = facts, now
             return session
 
-    def _check(self, facts: RolloutFacts | None, token: str) -> None:
+    def _check(self, facts: RolloutFacts | None, token: str) -> RolloutFacts:
         if facts is None:
             self._loading.pop(token, None)
             raise GatewayError("unauthorized", "No rollout has this token: check the base URL or API key.")
         if facts.run_id != self.run_id:
+            self._loading.pop(token, None)
             raise GatewayError(
                 "forbidden", f"This rollout belongs to run {facts.run_id}; this gateway serves {self.run_id}."
             )
         if facts.state not in OPEN_STATES:
             self._forget(token)
             raise GatewayError("forbidden", f"Rollout {facts.id} is over ({facts.state}): it takes no more calls.")
+        return facts
 
     def _forget(self, token: str) -> None:
         self._loading.pop(token, None)
@@ -148,14 +147,18 @@ class Calls:
             call.cancel()
 
     async def sweep(self) -> None:
-        """Drop the sessions of rollouts that are over, with what still runs for them."""
+        """Read all live rollouts anew, so that their calls need not; drop those that are over, with what they run."""
         if not self._sessions:
             return
-        by_id = {s.facts.id: token for token, s in self._sessions.items()}
-        states = await rollout_states(self._recorder.engine, list(by_id))
-        for rollout_id, token in by_id.items():
-            if states.get(rollout_id) not in OPEN_STATES:
+        now = asyncio.get_running_loop().time()
+        tokens = list(self._sessions)
+        found = await rollouts_by_token(self._recorder.engine, tokens)
+        for token in tokens:
+            facts = found.get(token)
+            if facts is None or facts.state not in OPEN_STATES:
                 self._forget(token)
+            elif (session := self._sessions.get(token)) is not None:
+                session.facts, session.checked_at = facts, now
 
     def submit(self, session: Session, request: Request, body: bytes) -> LiveCall:
         """The call for `request`: a new one, or one with the same bytes that is not delivered yet. Comes attached."""
@@ -208,7 +211,7 @@ class Calls:
             end = {"status": "refused", "finish_reason": "context_overflow", "cells": [], "ended_at": _now()}
             await self._recorder.write(CallWrite(call_id, begin, [], end))
             raise context_overflow(planned.prompt_length, self.policy.context)
-        self._recorder.post(CallWrite(call_id, begin))
+        began = self._recorder.post(CallWrite(call_id, begin))
         if planned.fork_reason is not None:
             self.metrics.forks.labels(planned.fork_reason).inc()
         ask = Ask(
@@ -226,9 +229,9 @@ class Calls:
         asked = time.perf_counter()
         try:
             await generate(ask, answer, self.router, self.engines, self.metrics)
-        except (asyncio.CancelledError, EngineRefused, EngineBroken):
+        except BaseException:
             # What was sampled is kept, marked so that it is never trained.
-            await asyncio.shield(self._record_incomplete(planned, begin, answer))
+            await asyncio.shield(self._record_incomplete(planned, begin, began, answer))
             raise
         live.committing = True
         generated = time.perf_counter()
@@ -237,7 +240,7 @@ class Calls:
         nodes, prompt, leaf = await self._nodes(planned, begin, answer)
         assert leaf is not None
         end = {"status": "complete", "leaf_id": leaf.id, "response": storable(reply_to_json(reply)), **_facts(answer)}
-        await self._recorder.write(CallWrite(call_id, begin, nodes, end))
+        await self._recorder.write(CallWrite(call_id, _unless_written(began, begin), nodes, end))
         turn = Turn(
             call_id=call_id,
             seq=begin["seq"],
@@ -310,10 +313,12 @@ class Calls:
         rows.append(_row(leaf, begin, "generated", pack_logprobs(answer.logprobs), answer.spans))
         return rows, prompt, leaf
 
-    async def _record_incomplete(self, planned: Plan, begin: dict[str, Any], answer: Answer) -> None:
+    async def _record_incomplete(
+        self, planned: Plan, begin: dict[str, Any], began: asyncio.Future[None], answer: Answer
+    ) -> None:
         nodes, _, leaf = await self._nodes(planned, begin, answer)
         end = {"status": "incomplete", "leaf_id": None if leaf is None else leaf.id, **_facts(answer)}
-        await self._recorder.write(CallWrite(begin["id"], begin, nodes, end))
+        await self._recorder.write(CallWrite(begin["id"], _unless_written(began, begin), nodes, end))
 
     def _count(self, planned: Plan, answer: Answer, *, total: float, engine: float) -> None:
         tokens, seconds = self.metrics.tokens, self.metrics.seconds
@@ -353,6 +358,11 @@ def _row(
         "logprobs": logprobs,
         "version_spans": spans,
     }
+
+
+def _unless_written(began: asyncio.Future[None], begin: dict[str, Any]) -> dict[str, Any] | None:
+    """The beginning row, where it is not in Postgres for certain."""
+    return None if began.done() and began.exception() is None else begin
 
 
 def _facts(answer: Answer) -> dict[str, Any]:

@@ -17,6 +17,10 @@ from gyre.gateway.policy import Ids
 STREAM_INTERVAL = 16
 
 
+# SGLang gives the log-probs of a truncated distribution only for a finite support (`--sampling-mask-max-tokens`, 4096).
+NUCLEUS_TOP_K = 4000
+
+
 class EngineGone(Exception):
     """The engine died, fell silent or cannot serve now: the call goes on elsewhere. The message says which."""
 
@@ -64,6 +68,7 @@ class EngineRequest:
         }
         if self.behaviour_mask:
             fields["return_sampling_mask"] = True
+            fields["sampling_params"]["top_k"] = NUCLEUS_TOP_K
         return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -129,6 +134,7 @@ class EngineClient:
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._http: aiohttp.ClientSession | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
@@ -140,6 +146,8 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        for task in self._aborts:
+            task.cancel()
         if self._http is not None:
             await self._http.close()
 
@@ -190,6 +198,12 @@ class EngineClient:
                     yield orjson.loads(payload)
                 except orjson.JSONDecodeError as error:
                     raise EngineBroken(f"not JSON in the stream: {payload[:200]!r}") from error
+
+    def abort_soon(self, url: str, rid: str) -> None:
+        """`abort`, without waiting for it."""
+        task = asyncio.create_task(self.abort(url, rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
 
     async def abort(self, url: str, rid: str) -> None:
         """Ask the engine to stop `rid`; an engine that cannot hear it is not served from any more anyway."""

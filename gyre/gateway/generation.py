@@ -87,9 +87,13 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
             answer.finish = "length"
             return
         lease = await router.acquire(ask.rollout_id, ask.min_version, ask.preferred)
+        before = len(answer.ids)
         try:
             await _one_engine(ask, answer, lease, left, engines)
-            router.succeeded(lease)
+            if answer.finish is not None or len(answer.ids) > before:
+                router.succeeded(lease)
+            else:
+                router.failed(lease)  # an engine that aborts at once is not asked again at once
             if answer.finish is None:
                 metrics.rerouted.labels(lease.cell, "revoked" if lease.revoked.is_set() else "aborted").inc()
         except EngineGone as error:
@@ -145,21 +149,24 @@ async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, engines
     try:
         await asyncio.wait({reader, revoked}, return_when=asyncio.FIRST_COMPLETED)
         if not reader.done():
-            await engines.abort(lease.url, request.rid)
-            await asyncio.wait({reader}, timeout=ABORT_GRACE_S)
+            await _stop(engines, lease.url, request.rid, reader)
         if reader.done():
             reader.result()
             if ask.stopped is not None:  # a stop string ends the answer before the engine does
                 await engines.abort(lease.url, request.rid)
+    except EngineGone:
+        engines.abort_soon(lease.url, request.rid)  # it may only be slow, and still generate for nobody
+        raise
     except asyncio.CancelledError:
-        await asyncio.shield(_give_up(engines, lease.url, request.rid, reader))
+        await asyncio.shield(_stop(engines, lease.url, request.rid, reader))
         raise
     finally:
         revoked.cancel()
         if not reader.done():
             reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
+        await asyncio.wait({reader})
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            log.debug("engine of %s: %s", ask.rollout_id, error)
 
 
 async def _read(chunks: AsyncGenerator[Chunk], take: Callable[[Chunk], None], answer: Answer) -> None:
@@ -170,11 +177,14 @@ async def _read(chunks: AsyncGenerator[Chunk], take: Callable[[Chunk], None], an
                 return
 
 
-async def _give_up(engines: EngineClient, url: str, rid: str, reader: asyncio.Task[None]) -> None:
-    await engines.abort(url, rid)
-    await asyncio.wait({reader}, timeout=ABORT_GRACE_S)
-    if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
-        log.info("the engine of an abandoned call ended with %s", error)
+async def _stop(engines: EngineClient, url: str, rid: str, reader: asyncio.Task[None]) -> None:
+    """Abort a request and take its last tokens, where the engine hands them over in time."""
+    # Twice: an engine forgets an abort that overtakes its request.
+    for grace in (ABORT_GRACE_S / 4, ABORT_GRACE_S * 3 / 4):
+        await engines.abort(url, rid)
+        await asyncio.wait({reader}, timeout=grace)
+        if reader.done():
+            return
 
 
 def _now() -> dt.datetime:

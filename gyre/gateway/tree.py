@@ -69,16 +69,6 @@ class Turn:
         """Whether the branch holds reasoning at the end of this turn."""
         return self.prompt_thinking or self.reply.reasoning is not None
 
-    @property
-    def message_count(self) -> int:
-        """Messages from the beginning of the conversation up to this turn's reply, included."""
-        count, turn = 0, self
-        while True:
-            count += len(turn.messages) + 1
-            if turn.parent is None:
-                return count
-            turn = turn.parent
-
 
 @dataclass(frozen=True, slots=True)
 class Match:

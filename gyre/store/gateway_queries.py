@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import OperationalError
-from sqlalchemy import BindParameter, bindparam, func, insert, select, text, update
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import BindParameter, Text, any_, bindparam, func, insert, select, text, update
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -87,19 +87,18 @@ _END = (
 )
 
 
-async def rollout_by_token(engine: AsyncEngine, token: str) -> RolloutFacts | None:
-    """The rollout whose token this is."""
-    query = select(Rollout.id, Rollout.run_id, Rollout.state, Rollout.min_version, Rollout.temperature)
-    async with engine.connect() as connection:
-        row = (await connection.execute(query.where(Rollout.token == token))).one_or_none()
-    return None if row is None else RolloutFacts(*row)
+_FACTS = select(Rollout.token, Rollout.id, Rollout.run_id, Rollout.state, Rollout.min_version, Rollout.temperature)
 
 
-async def rollout_states(engine: AsyncEngine, ids: Sequence[str]) -> dict[str, str]:
-    """State of each of the rollouts."""
+async def rollouts_by_token(engine: AsyncEngine, tokens: Sequence[str]) -> dict[str, RolloutFacts]:
+    """The rollouts with these tokens, by token."""
     async with engine.connect() as connection:
-        rows = await connection.execute(select(Rollout.id, Rollout.state).where(Rollout.id.in_(ids)))
-        return {row.id: row.state for row in rows}
+        rows = await connection.execute(
+            _FACTS.where(Rollout.token == any_(bindparam("tokens", type_=ARRAY(Text)))), {"tokens": tokens}
+        )
+        return {
+            row.token: RolloutFacts(row.id, row.run_id, row.state, row.min_version, row.temperature) for row in rows
+        }
 
 
 async def cells_of_run(engine: AsyncEngine, run_id: str) -> list[CellRow]:

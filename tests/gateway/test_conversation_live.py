@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.config import RunConfig
+from gyre.gateway import app as app_module
 from gyre.store.tokens import unpack_ids, unpack_logprobs
-from tests.gateway.conftest import BASH, World
+from tests.gateway.conftest import BASH, Served, World
 from tests.gateway.markov import TABLE, ids_of, logits_after, tokenizer
 
 START = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "List the files. ünï"}]
@@ -164,3 +167,48 @@ async def test_an_edited_history_forks_once_and_keeps_what_was_sampled(live: Wor
     assert third.fork_reason in ("content_edited", "tool_calls_edited")
     sampled = live.path(first.leaf_id)
     assert live.path(third.leaf_id)[: len(sampled)] == sampled
+
+
+async def test_truncated_sampling_has_the_logprobs_of_what_is_left(run: RunConfig, live: World) -> None:
+    """top_p below 1: behaviour log-probs are those of the nucleus, renormalised."""
+    sampling = run.sampling.model_copy(update={"top_p": 0.5})
+    await live.served.stop()
+    live.served = Served(run.model_copy(update={"sampling": sampling}), live.database)
+    await live.served.start()
+    for member in range(3):
+        await ask(live, START, member=member)
+        leaf = live.node(live.calls(member)[0].leaf_id)
+        ids, logprobs = unpack_ids(leaf.token_ids).tolist(), unpack_logprobs(leaf.logprobs or b"")
+        made = tokenizer()
+        # After "\n" one token holds 80 %, after "ls " one holds 73 %: alone in the nucleus, they are certain.
+        assert ids[0] == ids_of("<tool_call>", made)
+        assert logprobs[0] == pytest.approx(0.0, abs=1e-6)
+        last = ids_of("\n", made)
+        for token, logprob in zip(ids, logprobs, strict=True):
+            if last == ids_of("cat ", made):  # two tokens of 50 % each
+                assert logprob == pytest.approx(np.log(0.5), abs=1e-3) or logprob == pytest.approx(0, abs=1e-3)
+            last = token
+
+
+async def test_a_long_answer_streams_after_signs_of_life(live: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "PING_S", 0.05)
+    live.rollout(temperature=0.05)
+    message, finish, usage = await ask(live, START, stream=True)
+    assert (finish, usage.completion_tokens) == ("length", 400)
+    assert message["content"].count("ls ") == 398
+
+
+async def test_many_rollouts_at_once(live: World) -> None:
+    """More calls than the cell admits: all are answered, none is recorded twice."""
+
+    async def rollout(member: int) -> None:
+        messages: list[Any] = list(START)
+        for _ in range(3):
+            message, _, _ = await ask(live, messages, member=member)
+            messages += [message, *results(message)]
+
+    live.cell("c0", known=True, max_running=2)
+    await asyncio.gather(*(rollout(m) for m in range(4)))
+    for member in range(4):
+        assert [c.fork_reason for c in live.calls(member)] == ["root", None, None]
+        assert {c.status for c in live.calls(member)} == {"complete"}

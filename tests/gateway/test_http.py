@@ -111,8 +111,9 @@ async def test_a_gateway_that_ends_marks_its_calls(world: World) -> None:
     call = asyncio.create_task(create(world.client()))
     await world.until(lambda: len(world.calls()) == 1)
     await world.served.stop()
-    with pytest.raises(openai.APIError):
+    with pytest.raises(openai.InternalServerError, match="is being restarted; try again") as caught:
         await call
+    assert caught.value.status_code == 503
     assert world.calls()[0].status == "incomplete"
 
 
