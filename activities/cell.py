@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.cell_site import CellSite, Phases
 from activities.cell_work import POLL_S, REQUEUE_S, Work, prepare, push_held
+from gyre.serving.client import EngineError
 from gyre.store import queries as q
 from gyre.store.queries.cells import Role
 from gyre.training.protocol import TrainerError, TrainerUnavailable
@@ -48,17 +49,13 @@ class CellActivities:
     async def _to_train(self, reason: str) -> m.CellSwitched:
         site = self._site
         async with site.switching:
-            if site.role == "train" and site.engine.released:
+            if site.role == "train":
                 return m.CellSwitched("train", (await site.trainer.status()).version or 0)
             change = await self._open_change("train", reason)
             phases = Phases()
             with phases("unroute"):
                 await site.set_role("to_train")
-            with phases("drain"):
-                await site.engine.ready.wait()
-                await site.engine.drain()
-            with phases("release"):
-                await site.engine.release()
+            await self._quiet(phases)
             with phases("wake"):
                 await site.trainer.ready.wait()
                 await site.trainer.client.wake()
@@ -66,6 +63,21 @@ class CellActivities:
                 version = await self._training_version()
             await self._close_change("train", change, phases)
         return m.CellSwitched("train", version, phases.seconds)
+
+    async def _quiet(self, phases: Phases) -> None:
+        """Drain the server and take its memory. A restarting one runs nothing, and gives way when it comes."""
+        engine = self._site.engine
+        if not engine.ready.is_set():
+            return
+        try:
+            with phases("drain"):
+                await engine.drain()
+            with phases("release"):
+                await engine.release()
+        except EngineError:
+            if engine.process.alive:
+                raise
+            log.warning("the engine died while it was drained")
 
     async def _training_version(self) -> int:
         """Load what is to be trained now: the version of the oldest open step, or the newest."""
@@ -158,10 +170,11 @@ class CellActivities:
             try:
                 await asyncio.shield(running)
             except asyncio.CancelledError:
+                if activity.is_worker_shutdown():  # the trainer ends too; Temporal tries again with the next agent
+                    running.cancel()
+                    raise
                 work.stop.set()
                 await running
-                if activity.is_worker_shutdown():
-                    raise
         return m.CellTrained(work.micro_batches, work.tokens)
 
     # ---- the end of a step ----------------------------------------------------------------------------------------

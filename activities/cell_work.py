@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from gyre.training.protocol import TrainerError, TrainerUnavailable
 log = logging.getLogger("gyre.cell")
 
 POLL_S = 0.1
-"""Pause between two looks at an empty queue."""
+"""Pause between two looks at what another process does."""
+IDLE_POLL_S = 0.4
+"""Longest pause between two looks at an empty queue: they grow to it, since each costs agent and database a little."""
 REQUEUE_S = 2.0
 """Pause between two looks for dead holders."""
 MAX_REFUSALS = 20
@@ -33,6 +36,7 @@ class Work:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     _requeued_at: float = 0.0
     _refusals: int = 0
+    _idle_s: float = 0.0
 
     async def run(self) -> None:
         """Work until `stop` is set. A trainer that dies is waited for; what it held is queued again."""
@@ -51,14 +55,12 @@ class Work:
                     raise
                 log.warning("the trainer refused: %s", error.message)
                 busy = False
-            if not busy:
-                await self._pause()
+            self._idle_s = 0.0 if busy else min(IDLE_POLL_S, self._idle_s * 1.5 or POLL_S / 2)
+            await self._pause(self._idle_s)
 
-    async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self.stop.wait(), POLL_S)
-        except TimeoutError:
-            return
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), seconds)
 
     async def _once(self) -> bool:
         """One micro-batch, or one push. False: there was nothing to do."""

@@ -85,12 +85,14 @@ async def _answer(settings: WorkerSettings, site: CellSite) -> None:
 
 async def _connect(settings: WorkerSettings) -> Client:
     """Temporal's client; waits for a server that is not up yet."""
+    pause = 0.5
     while True:
         try:
             return await Client.connect(settings.temporal_address, namespace=settings.temporal_namespace)
         except (RPCError, RuntimeError) as error:
-            log.warning("Temporal at %s does not answer: %s", settings.temporal_address, error)
-            await asyncio.sleep(1.0)
+            log.warning("Temporal at %s does not answer: %s", settings.temporal_address, str(error).split(": tonic")[0])
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 8.0)
 
 
 if __name__ == "__main__":

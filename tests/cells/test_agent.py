@@ -64,7 +64,7 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
         )
         agent = start(settings, log)
         try:
-            until(is_up, 240, log)
+            until(is_up, 300, log)
             served = await temporal.client.execute_activity(
                 "cell_load_weights",
                 m.CellWeights(run.run_id, "c0", 0),
