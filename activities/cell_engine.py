@@ -21,6 +21,9 @@ log = logging.getLogger("gyre.cell")
 
 DRAIN_S = 5.0
 """How long the gateway has to move its calls away before they are aborted here (it then moves them all the same)."""
+START_S = 900.0
+"""How long a start may take; a server that dies meanwhile is noticed at once. Long, since a start that is cut off on a
+crowded machine only crowds it more."""
 SILENT_S = 60.0
 """A server that does not answer /health for so long is ended and started anew."""
 
@@ -77,7 +80,7 @@ class CellEngine:
     async def _start(self) -> None:
         version, folder, _ = await self._store.newest_version()
         self.process.start(folder, version)
-        await self.process.wait_ready()
+        await self.process.wait_ready(START_S)
         if self._client is not None:
             await self._client.aclose()
         self._client = EngineClient(self.process.url)

@@ -20,7 +20,7 @@ from gyre.training.protocol import TrainerStatus, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
-START_S = 300.0
+START_S = 900.0
 """How long a trainer may take to import, load and publish."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
@@ -66,8 +65,10 @@ async def serve(settings: WorkerSettings, cell: str) -> None:
         # The worker first: its activities still need the processes to end well.
         for task in (answering, keeping, stopping):
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task})
+    for task in (answering, keeping):
+        if not task.cancelled():
+            task.result()  # raises what ended it, and the supervisor starts this agent anew
 
 
 async def _answer(settings: WorkerSettings, site: CellSite) -> None:
