@@ -26,7 +26,7 @@ class ForkServer:
     It ends when this process does; the runs that it forked do not.
     """
 
-    def __init__(self, preload: Preload, sockets: Path, log_file: Path, *, start_timeout_s: float = 120.0) -> None:
+    def __init__(self, preload: Preload, sockets: Path, log_file: Path, *, start_timeout_s: float = 600.0) -> None:
         """`sockets` is the folder for its socket (made if missing, private); `log_file` gets its messages."""
         self._preload = preload
         self._socket = sockets.absolute() / f"warm-{os.getpid()}-{id(self):x}.sock"

@@ -53,7 +53,7 @@ def stage() -> tuple[list[str], dict[str, str]]:
     server = HTTPServer(("127.0.0.1", 0), _Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    argv = ["mini", "-m", "openai/rehearsal", "-c", "mini.yaml", "-c", "model.model_kwargs.timeout=60"]
+    argv = ["mini", "-m", "openai/rehearsal", "-c", "mini.yaml", "-c", "model.model_kwargs.timeout=300"]
     argv += ["-t", "rehearsal", "-y", "--exit-immediately", "-o", f"{folder}/trajectory.json"]
     env = {**os.environ, "HOME": folder, "OPENAI_API_BASE": url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "x"}
     return argv, env

@@ -27,6 +27,7 @@ _FIXED_ENV = {
     "MSWEA_COST_TRACKING": "ignore_errors",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOG": "ERROR",
+    "TYPER_STANDARD_TRACEBACK": "1",  # the decorated one costs a run that fails seconds of CPU
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }

@@ -142,10 +142,11 @@ async def test_a_prompt_over_the_context_ends_the_run_at_once(
     error = {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}
     model.fault = lambda turn, n: (400, {"error": error}) if turn == 1 else None
     process.start(mini_launch(mini, model, rollout), rollout, fork_server=fork_server)
-    ended = await asyncio.wait_for(process.wait(rollout), 20)
+    ended = await asyncio.wait_for(process.wait(rollout), 200)
     assert isinstance(ended, process.Exited) and ended.code == 1 and ended.reason == "exited"
     assert "ContextWindowExceededError" in (rollout / "harness.log").read_text()
     assert len(model.requests) == 2, "not one retry"
+    assert ended.cpu_s is not None and ended.cpu_s < 2, "a failing run must not cost more than a good one"
 
 
 def test_the_launch_is_the_program_s_own_command(
