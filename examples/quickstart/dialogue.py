@@ -66,7 +66,9 @@ def call_text(command: str) -> str:
     return f'<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>'
 
 
-def token_ids(transcript: Transcript, renderer: Any, tokenizer: Any, templates: Templates) -> tuple[list[int], list[bool]]:
+def token_ids(
+    transcript: Transcript, renderer: Any, tokenizer: Any, templates: Templates
+) -> tuple[list[int], list[bool]]:
     """The whole transcript as ids, with a mask that is true on the tokens that the policy samples."""
     ids: list[int] = renderer.render_ids(
         templates.opening(transcript.task.instruction), tools=[BASH_TOOL], add_generation_prompt=True

@@ -113,7 +113,8 @@ def prune(rng: random.Random) -> Task:
         expected={path: kept, other: files[other]},
         test=(
             f'cmp -s "$app/{path}" "$tests/expected/{path}" && reward=1 || reward=0\n'
-            f'cmp -s "$app/{other}" "$tests/expected/{other}" || reward=$(echo "$reward" | awk \'{{ print $1 / 2 }}\')\n'
+            f'cmp -s "$app/{other}" "$tests/expected/{other}" || reward=$(echo "$reward" | '
+            "awk '{ print $1 / 2 }')\n"
         ),
         solution=f"sed -i '/{word}/d' {path}",
         facts={"word": word, "path": path, "folder": folder, "kept": kept, "content": files[path]},
@@ -223,7 +224,13 @@ def answer(rng: random.Random) -> Task:
             "esac\n"
         ),
         solution=f"grep '^{keys[at]} ' {path} | cut -d' ' -f3 > answer.txt",
-        facts={"path": path, "key": keys[at], "value": values[at], "content": "\n".join(lines), "values": " ".join(values)},
+        facts={
+            "path": path,
+            "key": keys[at],
+            "value": values[at],
+            "content": "\n".join(lines),
+            "values": " ".join(values),
+        },
     )
 
 

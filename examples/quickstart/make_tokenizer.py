@@ -102,7 +102,7 @@ _TOOLS_LINES = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n",
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within ",
-    ' XML tags:\n',
+    " XML tags:\n",
     '\n{"name": <function-name>, "arguments": <args-json-object>}\n',
 )
 

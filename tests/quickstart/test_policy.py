@@ -6,10 +6,13 @@ import json
 import random
 from pathlib import Path
 
+import make_policy
 import pytest
+import yaml
 from dialogue import BASH_TOOL, CONFIG, Templates, call_text, token_ids
 from renderers.qwen3 import Qwen3Renderer
-from transcripts import transcript
+from safetensors.torch import load_file
+from transcripts import Turn, transcript
 from transformers import AutoTokenizer
 from words import WORDS
 
@@ -84,3 +87,22 @@ def test_vocabulary_fills_the_embedding(tokenizer) -> None:
     config = json.loads((POLICY / "config.json").read_text())
     assert config["vocab_size"] == len(tokenizer)
     assert config["eos_token_id"] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+def test_make_policy_remakes_the_committed_files(tmp_path: Path) -> None:
+    """A few steps of the real script: the same tokenizer and config to the byte, and weights that fit them."""
+    loss = make_policy.main(tmp_path, steps=2)
+    assert 2 < loss < 12
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (POLICY / name).read_bytes(), name
+    made, committed = (load_file(folder / "model.safetensors") for folder in (tmp_path, POLICY))
+    assert {n: t.shape for n, t in made.items()} == {n: t.shape for n, t in committed.items()}
+
+
+def test_harness_configuration_is_unattended_and_short() -> None:
+    config = yaml.safe_load(CONFIG.read_text())
+    assert config["agent"]["mode"] == "yolo" and config["agent"]["confirm_exit"] is False
+    assert config["agent"]["cost_limit"] == 0 and 0 < config["agent"]["step_limit"] <= 8
+    assert config["model"]["cost_tracking"] == "ignore_errors"
+    longest = Templates.load().observed(Turn("cat big", "x" * 5000, 1))["content"]
+    assert len(longest) < 850 and longest.endswith("[exit 1]")

@@ -26,7 +26,12 @@ def _contents(root: Path) -> dict[str, tuple[bytes, bool]]:
 
 
 def _grade(task: Path, workspace: Path, logs: Path) -> float:
-    env = {"PATH": os.environ["PATH"], "APP_DIR": str(workspace), "TESTS_DIR": str(task / "tests"), "LOGS_DIR": str(logs)}
+    env = {
+        "PATH": os.environ["PATH"],
+        "APP_DIR": str(workspace),
+        "TESTS_DIR": str(task / "tests"),
+        "LOGS_DIR": str(logs),
+    }
     subprocess.run(["sh", str(task / "tests/test.sh")], cwd=workspace, env=env, check=True, timeout=20)
     return float((logs / "reward.txt").read_text())
 
