@@ -16,6 +16,7 @@ from gyre.training.attention import PackedAttention
 from gyre.training.convert import hf_to_megatron, megatron_to_hf
 from gyre.training.hf_config import ModelShape, UnsupportedModelError, read_shape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
+from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack
 from gyre.training.weights import read_hf_weights
 
@@ -142,7 +143,11 @@ def build_policy(
         recompute_num_layers=1 if recompute else None,
     )
     spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = PackedAttention
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RmsNorm
+    if shape.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RmsNorm
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gyre.training.attention import packed_causal_attention, rotate
+from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack, rotary_tables
 
 
@@ -49,6 +52,19 @@ def test_rotation_is_of_complex_pairs_by_position():
     turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
     torch.testing.assert_close(out, torch.cat([turned.real, turned.imag], -1), atol=1e-10, rtol=0)
     assert torch.autograd.gradcheck(lambda t: rotate(t, cos, sin), x)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 2, 4), (1, 1, 1, 6)])
+def test_rms_norm_equals_torchs(shape):
+    torch.manual_seed(0)
+    norm = RmsNorm(SimpleNamespace(params_dtype=torch.float64), shape[-1], eps=1e-3)
+    norm.weight.data.normal_()
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(x)
+    out, expected = norm(x), torch.nn.functional.rms_norm(x, shape[-1:], norm.weight, 1e-3)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+    for a, b in zip(*(torch.autograd.grad(y, (x, norm.weight), grad) for y in (out, expected)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
 def test_every_packed_sequence_starts_at_position_zero():
