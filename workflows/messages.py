@@ -80,6 +80,7 @@ class RunState:
 
     next_step: int = 0  # index of the next step to open
     open_steps: list[int] = field(default_factory=list)
+    turn: int = -1  # the open step that may take its optimizer step: the oldest one
     steps_done: int = 0
     version: int = 0  # newest policy version
     evaluated: list[int] = field(default_factory=list)  # versions

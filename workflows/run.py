@@ -136,6 +136,10 @@ class TrainingRun:
             for index in state.open_steps:
                 await self._cancel_step(index)
             return False
+        if state.open_steps and state.turn != state.open_steps[0]:
+            state.turn = state.open_steps[0]
+            await _signal(names.step_workflow(plan.run_id, state.turn), "turn")
+            return True
         if state.stopping or state.paused:
             return False
         if self._evaluation_is_due(state.next_step):
@@ -168,6 +172,7 @@ class TrainingRun:
         step = m.TrainingStepInput(plan, index, plan.max_concurrent if alone else 0, first=alone, paused=state.paused)
         state.next_step += 1
         state.open_steps.append(index)
+        state.turn = index if alone else state.turn
         await self._start_abandoned(
             "TrainingStep", step, names.step_workflow(plan.run_id, index),
             f"step {index}: {plan.groups_per_step} tasks x {plan.group_size} rollouts",

@@ -90,8 +90,8 @@ class ElasticScheduler:
     async def _share_window(self) -> None:
         demands = [Demand(o.source, o.order, o.queued, o.running) for o in self._sources.values()]
         for source, share in share_window(self._plan.max_concurrent, demands).items():
-            known = self._sources[source]
-            if known.queued and share > known.window:
+            known = self._sources.get(source)  # it may have ended while another was told
+            if known is not None and known.queued and share > known.window:
                 self._sources[source] = replace(known, window=share)
                 await _signal(f"{self._plan.run_id}/{source}", "window", share)
 

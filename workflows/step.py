@@ -25,7 +25,7 @@ class TrainingStep:
         self._turn = step.first
         self._opened: m.OpenedStep | None = None
         self._handed: list[m.HandedOut] = []
-        self._closed = self._done = False
+        self._done = False
         self._launcher = Launcher(step.plan, step.index, step.window, self._hand_out, self._changed)
         self._launcher.paused = step.paused
         self._observer = Observer(step.plan.run_id, self._observation)
@@ -62,8 +62,6 @@ class TrainingStep:
         self._opened = opened = await verbs.open_step(m.OpenStep(plan.run_id, index))
         await self._launcher.run(opened.groups)
         await verbs.close_step(m.CloseStep(plan.run_id, opened.step_id))
-        self._closed = True
-        self._observer.urgent()
         self._details("closed: waits for the step before" if not self._turn else "optimizer step")
         await workflow.wait_condition(lambda: self._turn)
         self._details("optimizer step")
@@ -100,7 +98,7 @@ class TrainingStep:
             open_groups=groups - len(self._handed),
             ready_tokens=sum(h.tokens for h in self._handed),
             window=self._launcher.window,
-            closed=self._closed,
+            closed=self._opened is not None and len(self._handed) == groups,
             done=self._done,
         )
 

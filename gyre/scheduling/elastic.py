@@ -16,10 +16,10 @@ class ElasticPolicy:
 
     - a cell leaves S only if c(S without it) >= (1 + hysteresis) * water level, and some cell stays while the level
       is above zero; the central cell leaves first, then satellites, the smallest first;
-    - n cells are wanted in training: none below `min_backlog_tokens`, then one for every `min_backlog_tokens` of
-      backlog; at least the central one when a step is closed, since only it can take the optimizer step;
+    - one cell is wanted in training for every `min_backlog_tokens` of backlog, and the central one whenever a step is
+      closed, since only it can take the optimizer step;
     - satellites come back when the level exceeds c(S); the central cell too, unless there is work for it and another
-      cell serves; every cell comes back when no step has anything left to train.
+      cell serves; every cell comes back when no step is open.
 
     A cell that left under the first rule comes back only after the level has grown by the hysteresis, so a level
     that wavers moves nothing.
@@ -30,18 +30,13 @@ class ElasticPolicy:
 
     def decide(self, view: ClusterView) -> Mapping[str, Decision]:
         decisions = {c.name: Decision(c.heading, "as it is") for c in view.cells}
-        if view.steps_closed == 0 and view.backlog_tokens == 0 and view.open_groups == 0:
+        if view.steps_open == 0:
             return {c.name: Decision("rollout", "nothing to train") for c in view.cells}
         heading_serve = [c for c in view.cells if c.heading == "rollout"]
         capacity = sum(c.max_running for c in heading_serve)
         if view.water_level > 0 and (not heading_serve or view.water_level > capacity):
             return decisions | self._come_back(view, capacity, bool(heading_serve))
         return decisions | self._leave(view)
-
-    def wanted(self, view: ClusterView) -> int:
-        """Cells wanted in training."""
-        by_backlog = min(view.backlog_tokens // max(1, self.min_backlog_tokens), len(view.cells))
-        return max(by_backlog, 1 if view.steps_closed else 0)
 
     def _come_back(self, view: ClusterView, capacity: int, served: bool) -> dict[str, Decision]:
         back: dict[str, Decision] = {}
@@ -55,19 +50,22 @@ class ElasticPolicy:
 
     def _leave(self, view: ClusterView) -> dict[str, Decision]:
         leave: dict[str, Decision] = {}
-        missing = self.wanted(view) - sum(c.heading == "train" for c in view.cells)
-        if view.steps_closed and any(c.central and c.heading == "rollout" for c in view.cells):
-            missing = max(missing, 1)  # a satellite cannot take the optimizer step
-        serving = [c for c in view.cells if c.role == "rollout"]
-        capacity = sum(c.max_running for c in serving)
+        wanted = view.backlog_tokens // max(1, self.min_backlog_tokens)
+        missing = wanted - sum(c.heading == "train" for c in view.cells)
+        servers = sum(c.role == "rollout" for c in view.cells)
+        capacity = sum(c.max_running for c in view.cells if c.role == "rollout")
         needed = view.water_level * (1 + self.hysteresis)
-        for cell in sorted(serving, key=_leaving_order):
-            remaining = capacity - cell.max_running
-            if missing <= 0 or (view.water_level > 0 and (remaining < needed or len(serving) - len(leave) < 2)):
+        for cell in sorted((c for c in view.cells if c.heading == "rollout"), key=_leaving_order):
+            takes_optimizer_step = cell.central and view.steps_closed > 0
+            if missing <= 0 and not takes_optimizer_step:
+                continue
+            serves = cell.role == "rollout"  # one that is still on its way back holds nothing yet
+            stays, remaining = servers - serves, capacity - cell.max_running * serves
+            if view.water_level > 0 and (remaining < needed or stays < 1):
                 break
             why = f"{view.backlog_tokens} tokens to train" + (", step closed" if view.steps_closed else "")
             leave[cell.name] = Decision("train", f"{why}; {remaining} slots hold water level {view.water_level}")
-            capacity, missing = remaining, missing - 1
+            servers, capacity, missing = stays, remaining, missing - 1
         return leave
 
 

@@ -13,12 +13,12 @@ from tests.scheduling.world import World
 
 
 def view(
-    roles: str, *, level: int = 0, backlog: int = 0, groups: int = 1, closed: int = 0, size: int = 4
+    roles: str, *, level: int = 0, backlog: int = 0, groups: int = 1, closed: int = 0, steps: int = 1, size: int = 4
 ) -> ClusterView:
     """Cells by letter: s(erves), t(rains), > (on its way to training), < (on its way back); the first is central."""
     phases: dict[str, Phase] = {"s": "rollout", "t": "train", ">": "to_train", "<": "to_rollout"}
     cells = tuple(CellView(f"c{i}", i == 0, phases[letter], size) for i, letter in enumerate(roles))
-    return ClusterView(cells, level, backlog, groups, 1, closed)
+    return ClusterView(cells, level, backlog, groups, steps, closed)
 
 
 def roles(policy: Policy, seen: ClusterView) -> str:
@@ -50,7 +50,9 @@ ELASTIC = ElasticPolicy(min_backlog_tokens=100)
         (view(">sss", level=0, backlog=150), "tsss"),  # one is on its way
         (view("sttt", level=0, backlog=150, closed=1), "tttt"),  # a satellite cannot take the optimizer step
         (view("tttt", level=0, backlog=0, groups=1), "tttt"),  # more groups will come
-        (view("tttt", level=0, backlog=0, groups=0, closed=0), "ssss"),  # nothing to train
+        (view("tttt", level=0, backlog=0, groups=0, steps=0), "ssss"),  # nothing to train
+        (view("tttt", level=9, backlog=0, groups=0, steps=0), "ssss"),  # an evaluation
+        (view("<sss", level=0, backlog=0, groups=0, closed=1), "tsss"),  # turned round; satellites have nothing to do
         (view("<ttt", level=6, backlog=900), "stts"),  # the largest name comes back first; the arriving cell counts
     ],
 )
