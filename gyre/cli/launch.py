@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,14 +25,40 @@ SOURCE = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 
 
+MAY_CHANGE = frozenset({"steps", "stack"})
+"""Tables and fields of a run file that a resumed run may have changed."""
+
+
 def write_run_config(data: Path, run: RunConfig) -> Path:
-    """Write the resolved run to `<data>/runs/<run_id>/config.json`, which every worker reads."""
+    """Write the resolved run to `<data>/runs/<run_id>/config.json`, which every worker reads.
+
+    Raises CliError where the run began with other settings: half of it would have been made with each.
+    """
     path = data / "runs" / run.run_id / "config.json"
+    if path.exists() and (changed := _changes(json.loads(path.read_bytes()), run.model_dump(mode="json"))):
+        raise CliError(
+            f"run {run.run_id} began with other settings ({', '.join(changed)}); give the run file another name or"
+            f" seed, or use another data folder than {data}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(run.model_dump_json(indent=1), encoding="utf-8")
     os.replace(partial, path)
     return path
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Fields that differ, as `rollouts.group_size was 8`."""
+    found: list[str] = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new or prefix + name in MAY_CHANGE:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _changes(old, new, f"{prefix}{name}.")
+        else:
+            found.append(f"{prefix}{name} was {json.dumps(old)}, is now {json.dumps(new)}")
+    return found
 
 
 def start_supervisor(data: Path, run_config: Path | None, *, tied: bool) -> subprocess.Popen[bytes]:

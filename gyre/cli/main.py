@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from sqlalchemy.exc import OperationalError
 from typer.exceptions import Abort, TyperException
 
 from gyre.cli.doctor import doctor
@@ -34,6 +35,10 @@ def run_command(arguments: list[str] | None = None) -> int:
     except CliError as error:
         print(f"gyre: {error}", file=sys.stderr)
         return error.code
+    except OperationalError as error:
+        why = str(error.orig).splitlines()[0]
+        print(f"gyre: the database does not answer ({why}); `gyre status` shows the stack", file=sys.stderr)
+        return 1
     except TyperException as error:  # a wrong use of the command line
         print(f"gyre: {' '.join(error.format_message().split())} (gyre --help)", file=sys.stderr)
         return error.exit_code

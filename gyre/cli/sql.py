@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from gyre.cli.data import DataOption, data_folder, open_database
 from gyre.cli.errors import CliError
@@ -34,6 +34,8 @@ def sql(
             result = c.exec_driver_sql(query)
             rows = result.fetchall() if result.returns_rows else None
             names, changed = (list(result.keys()) if rows is not None else []), result.rowcount
+    except OperationalError:
+        raise  # the database is not there: the query is not to blame
     except DBAPIError as error:
         raise CliError(_one_line(error)) from error
     if rows is None:

@@ -82,8 +82,9 @@ def _stack(data: Path, run: RunConfig, console: Console) -> tuple[StackState, bo
         if state.state != "ready":
             raise CliError(f"the stack on {data} is {state.state}; try again in a moment")
         return state, False
+    config = write_run_config(data, run)
     console.print(f"{run.run_id}: starting the local stack in {data}", soft_wrap=True)
-    supervisor = start_supervisor(data, write_run_config(data, run), tied=True)
+    supervisor = start_supervisor(data, config, tied=True)
     try:
         return wait_ready(data, supervisor, console), True
     except KeyboardInterrupt:

@@ -46,7 +46,7 @@ def line_chart(series: Sequence[Series], x_label: str, height: int = 240) -> str
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:.2f}</text>')
-    for x in _ticks(low, high):
+    for x in (t for t in _ticks(low, high) if t == int(t)):  # there is no half a step
         parts.append(f'<text x="{px(x):.1f}" y="{height - 8}" text-anchor="middle">{x:g}</text>')
     parts.append(f'<text x="{_LEFT - 8}" y="{height - 8}" text-anchor="end">{escape(x_label)}</text>')
     for s in series:
@@ -125,7 +125,5 @@ def _ticks(low: float, high: float, about: int = 8) -> list[float]:
     step = next(
         base * 10.0**power for power in range(-3, 12) for base in (1, 2, 5) if span / (base * 10.0**power) <= about
     )
-    if step < 1 and span >= 2:
-        step = 1.0
     first = -(-low // step) * step
     return [round(first + k * step, 6) for k in range(int((high - first) / step + 1e-9) + 1)]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gyre.cli.launch import write_run_config
 from gyre.cli.stackfile import StackState
+from gyre.config import load_run_config
 from tests.cli.conftest import Gyre
 
 RUN = """
@@ -99,3 +101,27 @@ def test_a_rollout_and_a_run_that_are_not_there(gyre: Gyre, data: Path) -> None:
     assert one_line(gyre("tree", "demo-s0/s9/00/00", "--data", data)).startswith("no rollout 'demo-s0/s9/00/00'")
     code, _, err = gyre("status", "--run", "nope", "--data", data)
     assert (code, err) == (1, "gyre: no run 'nope'; `gyre sql 'SELECT id FROM runs'` lists them\n")
+
+
+def test_a_run_that_began_with_other_settings_is_not_resumed(gyre: Gyre, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    before = load_run_config(file)
+    assert write_run_config(tmp_path, before) == tmp_path / "runs" / "x-s0" / "config.json"
+    write_run_config(tmp_path, before.model_copy(update={"steps": 9}))
+    file.write_text(RUN + "[rollouts]\ngroup_size = 3\n")
+    assert one_line(gyre("train", file, "--data", tmp_path)) == (
+        "run x-s0 began with other settings (rollouts.group_size was 16, is now 3); give the run file another name or"
+        f" seed, or use another data folder than {tmp_path}"
+    )
+
+
+def test_a_database_that_does_not_answer(gyre: Gyre, data: Path) -> None:
+    state = StackState.read(data)
+    assert state is not None
+    state.model_copy(update={"database_url": "postgresql+psycopg://gyre@127.0.0.1:1/gyre"}).write(data)
+    for command in (["sql", "SELECT 1"], ["rollouts"], ["status"]):
+        code, _, err = gyre(*command, "--data", data)
+        assert code == 1
+        assert err.startswith("gyre: the database does not answer (")
+        assert err.count("\n") == 1

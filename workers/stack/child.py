@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,10 +33,10 @@ class ChildSpec:
     cell: str | None = None
     cwd: Path | None = None
     ready: Check = alive
-    ready_within_s: float = 120.0
+    ready_within_s: float = 300.0
     """Seconds after which a process that is not ready is taken for stuck, ended, and started again."""
     stop_signal: signal.Signals = signal.SIGTERM
-    stop_within_s: float = 8.0
+    stop_within_s: float = 10.0
     """Seconds after `stop_signal` before SIGKILL."""
     leans_on_others: bool = False
     """It uses the other processes of its stage, so it ends before them."""
@@ -137,12 +138,13 @@ def adopt_orphans() -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something, at most 300 characters."""
+    """The last line that says something since the last start noted in the log, at most 300 characters."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - 4096))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    said = [line for line in lines if line and not line.startswith("--- ")]
+        text = file.read().decode(errors="replace")
+    since_start = re.split(r"^--- .* start of .*$", text, flags=re.MULTILINE)[-1]
+    said = [line.strip() for line in since_start.splitlines() if line.strip()]
     return said[-1][:300] if said else ""

@@ -123,7 +123,7 @@ def _temporal(plan: StackPlan) -> ChildSpec:
             health.http_ok(f"http://127.0.0.1:{ports['temporal_http']}/api/v1/namespaces/{plan.namespace}"),
             health.http_ok(f"http://127.0.0.1:{ports['ui']}/"),
         ),
-        stop_within_s=5.0,
+        stop_within_s=10.0,
     )
 
 
@@ -140,7 +140,7 @@ def _cell(plan: StackPlan, cell: str, env: dict[str, str]) -> ChildSpec:
             health.cell_is_up(libpq_url(plan.database_url), run_id, cell), _polls(plan, cell_queue(run_id, cell))
         ),
         ready_within_s=600.0,
-        stop_within_s=12.0,
+        stop_within_s=15.0,
         leans_on_others=True,
     )
 

@@ -17,6 +17,8 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
+from gyre.store.db import make_engine, transaction
+from gyre.store.models import Run
 from workers.settings import WorkerSettings, settings_or_exit
 from workflows import attributes as a
 from workflows.messages import RunResult, TrainingRunInput, plan_of
@@ -26,6 +28,7 @@ from workflows.names import CONTROL_QUEUE, run_workflow
 async def main(settings: WorkerSettings) -> int:
     """Start or attach, then wait."""
     run = settings.run
+    _keep_settings(settings)
     client = await Client.connect(settings.temporal_address, namespace=settings.temporal_namespace)
     attached = await _is_running(client, run_workflow(run.run_id))
     handle = await client.start_workflow(
@@ -48,6 +51,16 @@ async def main(settings: WorkerSettings) -> int:
         return 1
     print(json.dumps(dataclasses.asdict(result)), flush=True)
     return 1 if result.state == "failed" else 0
+
+
+def _keep_settings(settings: WorkerSettings) -> None:
+    """A resumed run may have more steps than it began with; its row says so then."""
+    engine = make_engine(settings.database_url, pool_size=1)
+    with transaction(engine) as session:
+        row = session.get(Run, settings.run.run_id)
+        if row is not None:
+            row.config = settings.run.model_dump(mode="json")
+    engine.dispose()
 
 
 async def _is_running(client: Client, workflow_id: str) -> bool:

@@ -123,6 +123,7 @@ class Supervisor:
 
     async def _watch(self, child: Child, ready: asyncio.Event) -> None:
         """Note when the child is ready; end one that does not become so in time (its keeper starts it again)."""
+        pause = 0.1
         while (waiting := await self._still_waits(child)) is not None:
             if time.time() - child.started_at > child.spec.ready_within_s:
                 log.warning(
@@ -133,7 +134,8 @@ class Supervisor:
             if waiting != child.detail:
                 child.set_phase("starting", waiting)
                 self._write()
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(pause)
+            pause = min(1.0, pause * 1.2)  # who needs long need not be asked often
         child.set_phase("ready")
         log.info("%s ready after %.1f s", child.spec.name, time.time() - child.started_at)
         ready.set()
@@ -214,11 +216,12 @@ class Supervisor:
         ended = self._exits.get(child.pid)
         child.send(child.spec.stop_signal)
         give_up = time.time() + child.spec.stop_within_s
+        killed = False
         while ended is not None and not ended.done():
-            if self._hurry or time.time() > give_up:
-                log.warning("%s does not end by itself; killed", child.spec.name)
+            if not killed and (self._hurry or time.time() > give_up):
+                log.warning("%s does not end within %g s; killed", child.spec.name, child.spec.stop_within_s)
                 self._kill_tree(child)
-                await asyncio.sleep(0.2)
+                killed = True
             await asyncio.sleep(0.02)
         child.set_phase("stopped")
         self._write()

@@ -36,7 +36,7 @@ def sweep(
         for pid in left if age >= grace_s else left - met:
             _send(pid, signal.SIGKILL if age >= grace_s else signal.SIGTERM)
         met |= left
-        time.sleep(0.05)
+        time.sleep(0.1)
     return met
 
 
