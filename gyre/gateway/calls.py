@@ -105,24 +105,25 @@ class Calls:
         self.engines = EngineClient(serving.request_timeout_s)
         self._sampling = sampling
         self._recorder = recorder
-        self._sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Session] = {}
+        """Live rollouts by token."""
         self._loading: dict[str, asyncio.Lock] = {}
 
     async def session(self, token: str) -> Session:
         """The session of the rollout with this token. Raises GatewayError where it is unknown or over."""
         now = asyncio.get_running_loop().time()
-        session = self._sessions.get(token)
+        session = self.sessions.get(token)
         if session is not None and now - session.checked_at < STATE_FRESH_S:
             return session
         async with self._loading.setdefault(token, asyncio.Lock()):
-            session = self._sessions.get(token)
+            session = self.sessions.get(token)
             if session is not None and now - session.checked_at < STATE_FRESH_S:
                 return session
             found = await self._recorder.retried(lambda: rollouts_by_token(self._recorder.engine, [token]))
             facts = self._check(found.get(token), token)
             if session is None:
                 session = await self._recorder.retried(lambda: load_session(self._recorder.engine, facts, now))
-                self._sessions[token] = session
+                self.sessions[token] = session
             session.facts, session.checked_at = facts, now
             return session
 
@@ -142,22 +143,22 @@ class Calls:
 
     def _forget(self, token: str) -> None:
         self._loading.pop(token, None)
-        session = self._sessions.pop(token, None)
+        session = self.sessions.pop(token, None)
         for call in [] if session is None else list(session.live.values()):
             call.cancel()
 
     async def sweep(self) -> None:
         """Read all live rollouts anew, so that their calls need not; drop those that are over, with what they run."""
-        if not self._sessions:
+        if not self.sessions:
             return
         now = asyncio.get_running_loop().time()
-        tokens = list(self._sessions)
+        tokens = list(self.sessions)
         found = await rollouts_by_token(self._recorder.engine, tokens)
         for token in tokens:
             facts = found.get(token)
             if facts is None or facts.state not in OPEN_STATES:
                 self._forget(token)
-            elif (session := self._sessions.get(token)) is not None:
+            elif (session := self.sessions.get(token)) is not None:
                 session.facts, session.checked_at = facts, now
 
     def submit(self, session: Session, request: Request, body: bytes) -> LiveCall:
@@ -332,7 +333,7 @@ class Calls:
 
     async def close(self) -> None:
         """End what runs; each call is recorded as incomplete."""
-        calls = [c for s in self._sessions.values() for c in s.live.values() if not c.task.done()]
+        calls = [c for s in self.sessions.values() for c in s.live.values() if not c.task.done()]
         for call in calls:
             call.cancel()
         await asyncio.gather(*(c.task for c in calls), return_exceptions=True)

@@ -132,7 +132,7 @@ class EngineClient:
     """HTTP client of all engines. `silence_s`: seconds without a byte after which an engine counts as gone."""
 
     def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._http: aiohttp.ClientSession | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -158,7 +158,7 @@ class EngineClient:
         """
         assembler = _Assembler(request.behaviour_mask)
         try:
-            async with asyncio.timeout(self._silence_s):
+            async with asyncio.timeout(self.silence_s):
                 response = await self._session().post(
                     f"{url}/generate", data=request.body(), headers={"Content-Type": "application/json"}
                 )
@@ -184,7 +184,7 @@ class EngineClient:
     async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         buffer = b""
         while True:
-            async with asyncio.timeout(self._silence_s):
+            async with asyncio.timeout(self.silence_s):
                 data = await response.content.readany()
             if not data:
                 return

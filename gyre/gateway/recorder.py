@@ -31,7 +31,7 @@ class Recorder:
     def __init__(self, engine: AsyncEngine, metrics: Metrics, patience_s: float = 60.0) -> None:
         self.engine = engine
         self._metrics = metrics
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._queue: asyncio.Queue[tuple[CallWrite, asyncio.Future[None], float]] = asyncio.Queue()
         self._ids: dict[str, list[int]] = {"calls": [], "nodes": []}
         self._refill = asyncio.Lock()
@@ -64,7 +64,7 @@ class Recorder:
 
     async def retried(self, read: Callable[[], Awaitable[T]]) -> T:
         """`await read()`, tried again while Postgres is away. Raises GatewayError (503) when its patience ends."""
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        deadline = asyncio.get_running_loop().time() + self.patience_s
         pause = RETRY_S[0]
         while True:
             try:
@@ -80,7 +80,7 @@ class Recorder:
         """Queue a write; the future is done after its commit, or fails with GatewayError."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._queue.put_nowait((write, done, loop.time() + self._patience_s))
+        self._queue.put_nowait((write, done, loop.time() + self.patience_s))
         return done
 
     async def write(self, write: CallWrite) -> None:

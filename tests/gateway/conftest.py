@@ -26,7 +26,7 @@ from gyre.store.queries.steps import open_step
 from gyre.store.tokens import unpack_ids
 from tests.gateway.markov import write_policy
 
-SERVING = ServingConfig(max_running=8, kv_tokens=16384, request_timeout_s=3.0)
+SERVING = ServingConfig(max_running=8, kv_tokens=16384, request_timeout_s=60.0)
 CONTEXT = 2048
 BASH: dict[str, Any] = {
     "type": "function",
@@ -147,7 +147,7 @@ class World:
         self.served = Served(self.run, self.database)
         await self.served.start()
 
-    async def until(self, condition: Any, timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Any, timeout_s: float = 30.0) -> None:
         """Wait until `condition()` holds."""
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - what is awaited is in another process

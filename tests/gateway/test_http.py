@@ -52,7 +52,7 @@ async def test_a_rollout_that_is_over(world: World, state: str) -> None:
     await client.models.list()
     outcome = {"outcome": "completed", "reward": 1.0} if state == "settled" else {}
     world.rollout(state=state, **outcome)
-    await asyncio.sleep(1.1)
+    await world.until(lambda: not world.served.gateway.calls.sessions)
     with pytest.raises(openai.PermissionDeniedError, match=f"is over \\({state}\\)") as caught:
         await create(client)
     assert caught.value.code == "rollout_over"
@@ -124,9 +124,12 @@ async def test_characters_that_postgres_cannot_hold(world: World) -> None:
     call.cancel()
 
 
-async def test_health_metrics_and_cells(world: World) -> None:
+async def test_health_metrics_and_cells(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    monkeypatch.setattr(app_module, "CELLS_POLL_S", 600.0)  # what comes, comes by NOTIFY
+    await world.restart()
+    await asyncio.sleep(0.2)
     world.cell(engine_url="http://127.0.0.1:9", engine_incarnation="i")
-    await world.until(lambda: len(world.served.gateway.router.view()) == 1, 0.5)  # by NOTIFY, not by the poll
+    await world.until(lambda: len(world.served.gateway.router.view()) == 1)
     async with httpx.AsyncClient(base_url=world.served.url) as http:
         assert (await http.get("/health")).json()["status"] == "ok"
         [cell] = (await http.get("/admin/cells")).json()["cells"]
@@ -137,10 +140,10 @@ async def test_health_metrics_and_cells(world: World) -> None:
 async def test_the_harness_sees_only_time_while_no_cell_can_be_reached(world: World) -> None:
     world.cell(engine_url="http://127.0.0.1:9", engine_incarnation="i")
     call = asyncio.create_task(create(world.client()))
-    await asyncio.sleep(1.0)
+    metrics = world.served.gateway.metrics
+    await world.until(lambda: 'gyre_gateway_reroutes_total{cell="c0",reason="gone"}' in metrics.text().decode())
+    await asyncio.sleep(0.5)
     assert not call.done()
-    metrics = world.served.gateway.metrics.text().decode()
-    assert 'gyre_gateway_reroutes_total{cell="c0",reason="gone"}' in metrics
     call.cancel()
 
 

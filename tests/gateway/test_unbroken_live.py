@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from gyre.gateway import calls
+from gyre.gateway.session import Session
 from gyre.serving.launch import EngineProcess
 from gyre.store.tokens import unpack_ids
 from tests.gateway.conftest import BASH, Served, World
@@ -30,13 +32,17 @@ def ask(world: World, member: int = 0, **options: Any) -> asyncio.Task[Any]:
     return asyncio.create_task(call())
 
 
+def session_of(world: World, member: int = 0) -> Session:
+    return world.served.gateway.calls.sessions[world.tokens[member]]
+
+
 async def running(engine: EngineProcess) -> int:
     async with httpx.AsyncClient() as http:
         loads = (await http.get(f"{engine.url}/v1/loads")).json()["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-async def until_running(engine: EngineProcess, count: int, timeout_s: float = 10.0) -> None:
+async def until_running(engine: EngineProcess, count: int, timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while await running(engine) != count:  # noqa: ASYNC110 - what is awaited is in another process
             await asyncio.sleep(0.02)
@@ -63,7 +69,7 @@ async def test_a_cell_that_leaves_in_mid_generation(live: World, sglang: EngineP
     answer = await call
     assert answer.usage.completion_tokens == 400
     whole(live, ["c0", "c1"])
-    await until_running(sglang, 0, 1.0)
+    await until_running(sglang, 0)
 
 
 async def test_no_cell_for_a_while(live: World, sglang: EngineProcess) -> None:
@@ -71,7 +77,7 @@ async def test_no_cell_for_a_while(live: World, sglang: EngineProcess) -> None:
     call = ask(live)
     await until_running(sglang, 1)
     live.cell("c0", known=True, routable=False)
-    await until_running(sglang, 0, 2.0)
+    await until_running(sglang, 0)
     await asyncio.sleep(0.3)
     assert not call.done()
     live.cell("c0", known=True, routable=True)
@@ -101,9 +107,14 @@ async def test_an_engine_that_falls_silent(live: World, sglang: EngineProcess) -
     live.rollout(**LONG)
     async with Proxy(sglang.url, hold_after=3000) as proxy:
         live.cell("c0", engine_url=proxy.url, engine_incarnation="behind the proxy")
-        await live.until(lambda: [c["url"] for c in live.served.gateway.router.view()] == [proxy.url])
+        gateway = live.served.gateway
+        await live.until(lambda: [c["url"] for c in gateway.router.view()] == [proxy.url])
+        gateway.calls.engines.silence_s = 1.0
         call = ask(live)
-        await proxy.held.wait()
+        await live.until(lambda: 'reason="silence"' in gateway.metrics.text().decode(), 30.0)
+        assert proxy.held.is_set()
+        gateway.calls.engines.silence_s = 60.0
+        live.cell("c0", known=True, routable=False)
         live.cell("c1", engine_url=sglang.url, engine_incarnation="other")
         await call
     whole(live, ["c0", "c1"])
@@ -114,13 +125,13 @@ async def test_a_client_that_leaves(live: World, sglang: EngineProcess) -> None:
     call = ask(live)
     await until_running(sglang, 1)
     call.cancel()
-    await until_running(sglang, 0, 1.2)
-    await live.until(lambda: live.calls()[0].status == "incomplete", 3.0)
+    await live.until(lambda: live.calls()[0].status == "incomplete")
+    await until_running(sglang, 0)
     leaf = live.node(live.calls()[0].leaf_id)
     assert 0 < leaf.length < 400
     # It is on the record, and nothing goes on from it.
     live.rollout(temperature=1.0)
-    await asyncio.sleep(1.1)
+    await live.until(lambda: session_of(live).facts.temperature == 1.0)
     await ask(live)
     assert live.calls()[1].parent_call_id is None
     assert live.calls()[1].status == "complete"
@@ -135,8 +146,8 @@ async def test_a_stream_that_is_dropped(live: World, sglang: EngineProcess) -> N
         )
         await until_running(sglang, 1)
         post.cancel()
-    await until_running(sglang, 0, 1.2)
-    await live.until(lambda: live.calls()[0].status == "incomplete", 3.0)
+    await live.until(lambda: live.calls()[0].status == "incomplete")
+    await until_running(sglang, 0)
 
 
 async def test_a_retry_joins_until_it_is_delivered(live: World) -> None:
@@ -145,15 +156,18 @@ async def test_a_retry_joins_until_it_is_delivered(live: World) -> None:
     assert len(live.calls()) == 1
     third = await ask(live)
     assert third.id != first.id
-    calls = live.calls()
-    assert [c.fork_reason for c in calls] == ["root", "resample"]
-    nodes = [live.node(c.leaf_id) for c in calls]
+    rows = live.calls()
+    assert [c.fork_reason for c in rows] == ["root", "resample"]
+    nodes = [live.node(c.leaf_id) for c in rows]
     assert nodes[0].parent_id == nodes[1].parent_id, "a true resample is a second child of the same prompt"
-    assert calls[1].new_tokens == 0
+    assert rows[1].new_tokens == 0
 
 
-async def test_a_retry_after_a_lost_connection(live: World, sglang: EngineProcess) -> None:
+async def test_a_retry_after_a_lost_connection(
+    live: World, sglang: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection breaks, the same bytes come again within the grace: one call, no second sample."""
+    monkeypatch.setattr(calls, "JOIN_GRACE_S", 10.0)
     live.rollout(**LONG)
     call = ask(live)
     await until_running(sglang, 1)
@@ -188,7 +202,7 @@ async def test_postgres_is_away_for_a_moment(live: World, sglang: EngineProcess)
     async with Proxy(live.database) as proxy:
         head, _, name = live.database.rpartition("/")
         user = head.partition("://")[2].rpartition("@")[0]
-        served = Served(live.run, f"postgresql+psycopg://{user}@127.0.0.1:{proxy.port}/{name}", patience_s=6.0)
+        served = Served(live.run, f"postgresql+psycopg://{user}@127.0.0.1:{proxy.port}/{name}", patience_s=60.0)
         await served.start()
         live.served, old = served, live.served
         try:
@@ -205,6 +219,7 @@ async def test_postgres_is_away_for_a_moment(live: World, sglang: EngineProcess)
             whole(live, ["c0"])
 
             live.rollout(member=1, temperature=1.0)
+            served.gateway.recorder.patience_s = 1.0
             await proxy.down()
             with pytest.raises(openai.InternalServerError, match="database does not answer") as caught:
                 await ask(live, 1)
