@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 from gyre.config import CellConfig
-from gyre.training.service import TrainerService
+from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
 
 log = logging.getLogger("gyre.trainer")
@@ -47,7 +47,7 @@ def _pin(cell: CellConfig) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cell.devices))
 
 
-def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str):  # type: ignore[no-untyped-def]
+def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str) -> Commands:
     started = time.perf_counter()
     # Imported here, on the work thread: torch and Megatron take seconds, and the socket answers meanwhile.
     import torch

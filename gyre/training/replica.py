@@ -96,7 +96,7 @@ class Replica:
             if newest is None:
                 queries.add_weight_version(session, self.run_id, 0, str(self.settings.run.policy.path))
         self.load(0 if newest is None else newest.version)
-        self.publish(self._version())
+        self.publish(0 if newest is None else newest.version)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 
@@ -107,6 +107,9 @@ class Replica:
             row = queries.weight_version(session, self.run_id, version)
         if row is None:
             raise CommandError(f"run {self.run_id} has no version {version}")
+        if self.settings.central and self.trainer.version is not None and version < self.trainer.version:
+            # Whoever asks looked at the run before the last optimizer step; central never goes back.
+            raise CommandError(f"version {version} is over; central trains version {self.trainer.version}")
         self._leave_step(f"load version {version}")
         folder = Path(row.checkpoint)
         if self.settings.central:
@@ -132,8 +135,7 @@ class Replica:
         return tensors
 
     def publish(self, version: int) -> dict[str, Any]:
-        if self._version() != version:
-            raise CommandError(f"version {version} is not loaded; version {self.trainer.version} is")
+        self.load(version)
         weights = self.trainer.export_hf()
         if self._weights is None:
             self._weights = (open_publisher(weights, self.settings.run.stack.transfer), weights)
@@ -297,11 +299,6 @@ class Replica:
         return {}
 
     # ---- the accumulator and the ledger ---------------------------------------------------------------------------
-
-    def _version(self) -> int:
-        if self.trainer.version is None:
-            raise CommandError("no version is loaded; load one first")
-        return self.trainer.version
 
     def _check_ledger(self, step_id: int) -> None:
         with transaction(self.engine) as session:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,10 +19,19 @@ log = logging.getLogger("gyre.trainer")
 class Commands(Protocol):
     """What runs the commands; `gyre.training.replica.Replica` in the trainer process."""
 
-    version: int | None
-    step_id: int | None
-    held: dict[int, Any]
-    asleep: bool
+    @property
+    def version(self) -> int | None: ...
+
+    @property
+    def step_id(self) -> int | None: ...
+
+    @property
+    def held(self) -> Mapping[int, Any]:
+        """Micro-batches in the accumulator."""
+        ...
+
+    @property
+    def asleep(self) -> bool: ...
 
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
         """Command name -> method; keyword arguments in, a JSON object out."""

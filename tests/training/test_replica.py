@@ -276,6 +276,20 @@ def test_a_step_without_samples_still_makes_a_version(world, make):
     assert all(torch.equal(t, before[n]) for n, t in central.trainer.export_hf().items())
 
 
+def test_central_never_goes_back_to_an_older_version(world, make):
+    """A training loop that looked before the optimizer step asks for the version that was trained then."""
+    step_id = world.step(0)
+    central = make()
+    central.begin(step_id)
+    work(central, step_id)
+    central.optimizer_step(step_id)
+    with pytest.raises(CommandError, match="version 0 is over; central trains version 1"):
+        central.load(0)
+    with pytest.raises(CommandError, match="is done"):
+        central.begin(step_id)
+    assert central.publish(1)["ticket"]["version"] == 1
+
+
 def test_a_satellite_falls_back_to_the_checkpoint_when_central_is_gone(world, make):
     central, satellite = make(), make("beta")
     assert central._weights is not None
@@ -290,7 +304,7 @@ def test_commands_that_do_not_fit_say_what_to_do(world, make):
     central, satellite = make(), make("beta")
     with pytest.raises(CommandError, match="has no version 7"):
         central.load(7)
-    with pytest.raises(CommandError, match="version 3 is not loaded"):
+    with pytest.raises(CommandError, match="has no version 3"):
         central.publish(3)
     with pytest.raises(CommandError, match="but None is loaded"):
         satellite.begin(step_id)
