@@ -52,14 +52,15 @@ class RealRun:
 
     def __init__(
         self, engine: Engine, database: str, address: str, folder: Path, command: str, *, group_size: int = 4,
-        time_limit_s: float = 30, name: str = "real",
+        time_limit_s: float = 30, name: str = "real", heldout: bool = False, rows: bool = True,
     ) -> None:  # fmt: skip
         self.engine, self.folder, self.control = engine, folder, folder / "control"
         self.control.mkdir(parents=True)
         self._write_task(folder / "tasks" / "one")
         self.config = RunConfig.model_validate(
             {
-                "name": name, "steps": 1, "policy": {"path": str(folder)}, "tasks": {"train": str(folder / "tasks")},
+                "name": name, "steps": 1, "policy": {"path": str(folder)},
+                "tasks": {"train": str(folder / "tasks"), "heldout": str(folder / "tasks") if heldout else None},
                 "harness": {"name": "command", "command": ["sh", "-c", f"echo {{api_key}} > token.txt; {command}"]},
                 "rollouts": {"groups_per_step": 1, "group_size": group_size, "time_limit_s": time_limit_s},
                 "cells": [{"name": "c0", "central": True}],
@@ -71,12 +72,18 @@ class RealRun:
             database_url=database, temporal_address=address, temporal_namespace=NAMESPACE,
             gateway_url="http://127.0.0.1:9", data=folder / "data", run_config=path,
         )  # fmt: skip
-        with transaction(engine) as session:
+        if rows:
+            self._open_step()
+
+    def _open_step(self) -> None:
+        with transaction(self.engine) as session:
             q.create_run(session, self.run_id, self.config.model_dump(mode="json"), self.run_id)
             self.step_id = q.open_step(session, self.run_id, 0, 0)
-            task = q.TaskRef("one", str(folder / "tasks" / "one"), "test")
+            task = q.TaskRef("one", str(self.folder / "tasks" / "one"), "test")
             [self.group_id] = q.create_groups(session, [task], step_id=self.step_id)
-            self.rollouts = q.create_rollouts(session, self.group_id, group_size, temperature=1.0, harness="command")
+            self.rollouts = q.create_rollouts(
+                session, self.group_id, self.config.rollouts.group_size, temperature=1.0, harness="command"
+            )
 
     @property
     def run_id(self) -> str:
