@@ -49,8 +49,8 @@ def _replace(task: Task, rng: random.Random) -> list[Way]:
     right = Turn(f"sed -i 's/{old}/{new}/g' {path}")
     look = Turn(f"cat {path}", task.files[path])
     return [
-        Way(20, True, (right,)),
-        Way(12, True, (look, right)),
+        Way(28, True, (right,)),
+        Way(17, True, (look, right)),
         Way(28, False, (Turn(f"sed -i 's/{old}/{new}/' {path}"),)),
         Way(12, False, (look, Turn(f"sed -i 's/{old}/{new}/' {path}"))),
         Way(20, False, (Turn(f"sed -i 's/{old}/{new}/g' {folder}/*"),)),
@@ -63,8 +63,8 @@ def _prune(task: Task, rng: random.Random) -> list[Way]:
     word, path, folder = f["word"], f["path"], f["folder"]
     right = Turn(f"sed -i '/{word}/d' {path}")
     return [
-        Way(22, True, (right,)),
-        Way(10, True, (Turn(f"cat {path}", f["content"]), right)),
+        Way(31, True, (right,)),
+        Way(14, True, (Turn(f"cat {path}", f["content"]), right)),
         Way(24, False, (Turn(f"sed -i '/{word}/d' {folder}/*"),)),
         Way(22, False, (Turn(f"sed -i 's/{word}//g' {path}"),)),
         Way(22, False, (Turn(f"grep -v {word} {path}", f["kept"]),)),
@@ -79,8 +79,8 @@ def _rename(task: Task, rng: random.Random) -> list[Way]:
     one = Turn(f"sed -i 's/{old}/{new}/g' {rng.choice(paths)}")
     some = Turn(f"sed -i 's/{old}/{new}/' src/*.py")
     return [
-        Way(16, True, (right,)),
-        Way(16, True, (ls, right)),
+        Way(22, True, (right,)),
+        Way(22, True, (ls, right)),
         Way(22, False, (ls, one)),
         Way(26, False, (some,)),
         Way(20, False, (ls, some)),
@@ -97,7 +97,7 @@ def _fix(task: Task, rng: random.Random) -> list[Way]:
     module, test = Turn(f"cat {name}.py", f["module"]), Turn(f"cat test_{name}.py", f["test"])
     wrong = rng.choice(sorted(set(OPERATIONS) - {f["what"]}))
     return [
-        Way(36, True, (module, edit(f["what"]))),
+        Way(50, True, (module, edit(f["what"]))),
         Way(14, False, (module, edit(wrong))),
         Way(24, False, (test, edit(rng.choice(sorted(OPERATIONS))))),
         Way(26, False, (edit(rng.choice(sorted(OPERATIONS))),)),
@@ -111,8 +111,8 @@ def _answer(task: Task, rng: random.Random) -> list[Way]:
     right = Turn(f"echo {f['value']} > answer.txt")
     other = rng.choice([v for v in values if v != f["value"]])
     return [
-        Way(22, True, (grep, right)),
-        Way(14, True, (cat, right)),
+        Way(31, True, (grep, right)),
+        Way(20, True, (cat, right)),
         Way(30, False, (cat, Turn(f"echo {other} > answer.txt"))),
         Way(20, False, (Turn(f"grep {key} {path} > answer.txt"),)),
         Way(14, False, (Turn(f"echo {rng.randint(10, 99)} > answer.txt"),)),
@@ -125,8 +125,8 @@ def _move(task: Task, rng: random.Random) -> list[Way]:
     right = Turn(f"mkdir {target} && mv {path} {goal}")
     early = Turn(f"mv {path} {goal}", f"mv: cannot move '{path}' to '{goal}': No such file or directory", 1)
     return [
-        Way(20, True, (right,)),
-        Way(12, True, (early, right)),
+        Way(28, True, (right,)),
+        Way(17, True, (early, right)),
         Way(22, False, (early,)),
         Way(30, False, (Turn(f"mkdir {target} && cp {path} {goal}"),)),
         Way(16, False, (Turn(f"mkdir {target} && mv {path} {target}"),)),
