@@ -87,8 +87,9 @@ class TrainingRun:
     @workflow.query
     def status(self) -> m.RunStatus:
         s = self._state
-        stage = "stopping" if s.stopping and self._stage == "running" else self._stage
-        stage = "paused" if s.paused and stage == "running" else stage
+        stage = self._stage
+        if stage in ("running", "evaluating") and (s.stopping or s.paused):
+            stage = "stopping" if s.stopping else "paused"
         return m.RunStatus(
             self._plan.run_id, stage, self._plan.steps, s.steps_done, list(s.open_steps), s.version,
             list(s.evaluated), s.reward,
@@ -100,6 +101,14 @@ class TrainingRun:
     async def run(self, start: m.TrainingRunInput) -> m.RunResult:
         if self._fresh:
             await self._begin()
+        try:
+            await self._go_on()
+        except asyncio.CancelledError:  # somebody pressed Cancel: the same as `stop`, so that nothing is left behind
+            self._state.stopping = "now"
+            await self._go_on()
+        return await self._end()
+
+    async def _go_on(self) -> None:
         while not self._is_over():
             self._woken = False
             self._show()
@@ -109,7 +118,6 @@ class TrainingRun:
             if workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(m.TrainingRunInput(self._plan, self._state))
-        return await self._end()
 
     async def _begin(self) -> None:
         plan, state = self._plan, self._state
@@ -226,8 +234,11 @@ class TrainingRun:
 
     async def _set_paused(self, paused: bool) -> None:
         self._state.paused, self._woken = paused, True
-        for index in list(self._state.open_steps):
-            await _signal(names.step_workflow(self._plan.run_id, index), "pause", paused)
+        open_now = [names.step_workflow(self._plan.run_id, index) for index in self._state.open_steps]
+        if self._stage == "evaluating":
+            open_now.append(names.evaluation_workflow(self._plan.run_id, self._state.next_step))
+        for workflow_id in open_now:
+            await _signal(workflow_id, "pause", paused)
         await verbs.mark_run(m.MarkRun(self._plan.run_id, "paused" if paused else "running"))
 
     def _must_go_on(self, what: str) -> None:

@@ -134,6 +134,34 @@ async def test_stop_ends_live_rollouts(client: Client) -> None:
     assert script.happened("end") == ["stopped"]
 
 
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_stop_during_an_evaluation(client: Client, how: str) -> None:
+    script = Script(plan(heldout=True), harness=lambda rollout: 60.0)
+    async with script.workers(client):
+        handle = await start(client, script)
+        await until(lambda: len(script.live) == 4)
+        assert (await handle.query(TrainingRun.status)).state == "evaluating"
+        if how == "stop":
+            await handle.execute_update(TrainingRun.stop, m.StopRun())
+        else:
+            await handle.cancel()
+        result = await asyncio.wait_for(handle.result(), 20)
+        await until(lambda: len(script.settled) == 4)
+    assert (result.state, result.steps_done) == ("stopped", 0)
+    assert list(script.settled.values()) == ["cancelled"] * 4
+    assert script.happened("end") == ["stopped"] and script.evaluated == []
+
+
+async def test_cancelling_the_run_ends_its_steps(client: Client) -> None:
+    script = Script(plan(), harness=lambda rollout: 60.0)
+    async with script.workers(client):
+        handle = await start(client, script)
+        await until(lambda: len(script.live) == 4)
+        await handle.cancel()
+        assert (await asyncio.wait_for(handle.result(), 20)).state == "stopped"
+    assert list(script.settled.values()) == ["cancelled"] * 4
+
+
 async def test_stop_after_the_open_step(client: Client) -> None:
     script = Script(plan(steps=5), harness=lambda rollout: 0.3)
     async with script.workers(client):
