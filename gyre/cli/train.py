@@ -45,7 +45,7 @@ def train(
     again += (f" --steps {steps}" if steps is not None else "") + (f" --data {data}" if data else "")
     owned = False
     try:
-        stack, owned = _stack(folder, run, console)
+        stack, owned = _stack(folder, run, console, keep=keep)
         failed = _follow(folder, stack, run, console)
     except KeyboardInterrupt:
         if owned or not _is_up(folder):
@@ -72,7 +72,7 @@ def _is_up(data: Path) -> bool:
     return state is not None and state.alive and state.state == "ready"
 
 
-def _stack(data: Path, run: RunConfig, console: Console) -> tuple[StackState, bool]:
+def _stack(data: Path, run: RunConfig, console: Console, *, keep: bool) -> tuple[StackState, bool]:
     """The stack of the run, and whether it was started here."""
     state = StackState.read(data)
     if state is not None and state.alive:
@@ -84,7 +84,7 @@ def _stack(data: Path, run: RunConfig, console: Console) -> tuple[StackState, bo
         return state, False
     config = write_run_config(data, run)
     console.print(f"{run.run_id}: starting the local stack in {data}", soft_wrap=True)
-    supervisor = start_supervisor(data, config, tied=True)
+    supervisor = start_supervisor(data, config, tied=not keep)
     try:
         return wait_ready(data, supervisor, console), True
     except KeyboardInterrupt:
