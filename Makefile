@@ -61,7 +61,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m benchmarks
 
 down:
 	@$(BIN)/gyre down
