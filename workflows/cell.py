@@ -44,6 +44,10 @@ class Cell:
     @workflow.run
     async def run(self, start: m.CellInput) -> None:
         self._show()
+        if self._role == "unknown":  # an earlier run of the same stack may have left it training
+            found = await verbs.cell_to_rollout(m.CellSwitch(self._plan.run_id, self._name, "the run begins"))
+            self._role, self._loaded = found.role, max(self._loaded, found.version)
+            self._show()
         while not self._stopped:
             if self._role == "rollout":
                 await self._serve()

@@ -124,10 +124,6 @@ class TrainingRun:
         opened = await verbs.open_run(m.OpenRun(plan.run_id))
         state.next_step = state.steps_done = opened.steps_done
         state.version, state.evaluated = opened.version, list(opened.evaluated)
-        await self._start_abandoned(
-            "ElasticScheduler", m.SchedulerInput(plan), names.scheduler_workflow(plan.run_id),
-            f"scheduling: {plan.policy}", a.attributes((a.RUN, plan.run_id)),
-        )  # fmt: skip
         for cell in plan.cells:
             await self._start_abandoned(
                 "Cell",
@@ -136,6 +132,11 @@ class TrainingRun:
                 f"cell {cell.name}{' (central)' if cell.central else ''}",
                 a.attributes((a.RUN, plan.run_id), (a.CELL, cell.name), (a.ROLE, "rollout")),
             )  # fmt: skip
+        # After the cells, for it may have something to tell them at once.
+        await self._start_abandoned(
+            "ElasticScheduler", m.SchedulerInput(plan), names.scheduler_workflow(plan.run_id),
+            f"scheduling: {plan.policy}", a.attributes((a.RUN, plan.run_id)),
+        )  # fmt: skip
 
     async def _advance(self) -> bool:
         """Do the next thing that may be done now; False: there is none until something changes."""

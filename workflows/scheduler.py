@@ -79,11 +79,12 @@ class ElasticScheduler:
         view = self._view()
         for cell, decision in self._policy.decide(view).items():
             if decision.role != self._told[cell]:
-                self._told[cell] = decision.role
-                self._switches += 1
-                await _signal(
-                    cell_workflow(self._plan.run_id, cell), "set_role", m.SetRole(decision.role, decision.reason)
-                )
+                before, self._told[cell] = self._told[cell], decision.role
+                role = m.SetRole(decision.role, decision.reason)
+                if await _signal(cell_workflow(self._plan.run_id, cell), "set_role", role):
+                    self._switches += 1
+                else:
+                    self._told[cell] = before  # the next decision tells it again
         await self._share_window()
         self._show(view)
 
@@ -122,8 +123,11 @@ class ElasticScheduler:
         )
 
 
-async def _signal(workflow_id: str, name: str, argument: object) -> None:
+async def _signal(workflow_id: str, name: str, argument: object) -> bool:
+    """Whether somebody took it."""
     try:
         await workflow.get_external_workflow_handle(workflow_id).signal(name, argument)
     except ApplicationError:
         workflow.logger.warning("%s is over: signal %s has no taker", workflow_id, name)
+        return False
+    return True

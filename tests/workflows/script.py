@@ -74,7 +74,7 @@ class Script:
     under_served: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.roles = {c.name: "rollout" for c in self.plan.cells}
+        self.roles = self.roles or {c.name: "rollout" for c in self.plan.cells}
         self.serving = {c.name: 0 for c in self.plan.cells}
 
     def happened(self, what: str) -> list[str]:
@@ -202,6 +202,8 @@ class Script:
 
     @activity.defn
     async def cell_to_rollout(self, x: m.CellSwitch) -> m.CellSwitched:
+        if self.roles[x.cell] == "rollout":  # as a cell begins
+            return m.CellSwitched("rollout", self.version)
         assert self.roles[x.cell] == "train", f"{x.cell} is {self.roles[x.cell]}"
         self.roles[x.cell] = "to_rollout"
         await asyncio.sleep(self.switch_s)

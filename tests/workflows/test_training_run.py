@@ -63,6 +63,14 @@ async def test_elastic_trains_a_finished_group_while_another_runs(client: Client
     assert script.under_served == []
 
 
+async def test_a_cell_that_an_earlier_run_left_training_serves_again(client: Client) -> None:
+    script = Script(plan(steps=1), roles={"c0": "train", "c1": "train"})
+    async with script.workers(client):
+        result = await script.run(client)
+    assert (result.state, result.version) == ("done", 1)
+    assert sorted(script.happened("rollout")[:2]) == ["c0", "c1"]
+
+
 async def test_evaluations_come_first_last_and_every_n_steps(client: Client) -> None:
     script = Script(plan(steps=3, heldout=True, evaluate_every=2, groups_per_step=1))
     async with script.workers(client):

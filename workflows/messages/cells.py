@@ -79,7 +79,7 @@ class CellInput:
 
     plan: RunPlan
     cell: str
-    role: str = "rollout"
+    role: str = "unknown"
     want: str = "rollout"
     reason: str = ""
     version: int = 0  # newest published version that the cell was told of
