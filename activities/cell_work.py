@@ -12,7 +12,7 @@ from functools import partial
 from activities.cell_site import CellSite
 from activities.cell_store import OpenStep
 from gyre.store import queries as q
-from gyre.training.protocol import TrainerError, TrainerUnavailable
+from gyre.training.protocol import REFUSALS, TrainerError, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
@@ -51,7 +51,7 @@ class Work:
                 # LedgerError: what the trainer held beyond the ledger is void, and queued again. CommandError: the
                 # step ended between our look and the command. Either is over at the next look, or is an error.
                 self._refusals += 1
-                if error.kind not in ("LedgerError", "CommandError") or self._refusals > MAX_REFUSALS:
+                if error.kind not in REFUSALS or self._refusals > MAX_REFUSALS:
                     raise
                 log.warning("the trainer refused: %s", error.message)
                 busy = False
@@ -91,6 +91,8 @@ async def prepare(site: CellSite, step: OpenStep) -> bool:
     status = await site.trainer.status()
     if status.asleep:
         await site.trainer.client.wake()
+    if site.central and status.version is not None and status.version > step.index:
+        return False  # the optimizer step came after our look at the run
     if status.version != step.index:
         if await site.store.do(lambda s: q.weight_version(s, site.run.run_id, step.index)) is None:
             return False

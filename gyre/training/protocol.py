@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+REFUSALS = ("LedgerError", "CommandError")
+"""Kinds of error that are answers to a caller who looked too early or too late, not faults of the trainer."""
+
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes."""
 

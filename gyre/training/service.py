@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from gyre.training.protocol import LINE_LIMIT, TrainerStatus
+from gyre.training.protocol import LINE_LIMIT, REFUSALS, TrainerStatus
 
 log = logging.getLogger("gyre.trainer")
 
@@ -95,8 +95,12 @@ class TrainerService:
         try:
             result = await self._on_thread(command, lambda: self._run(command, arguments))
         except Exception as error:  # every failure of a command belongs to whoever sent it
-            log.exception("%s %s failed", command, arguments)
-            return _failure(number, type(error).__name__, str(error))
+            kind = type(error).__name__
+            if kind in REFUSALS:
+                log.warning("%s %s refused: %s", command, arguments, error)
+            else:
+                log.exception("%s %s failed", command, arguments)
+            return _failure(number, kind, str(error))
         return {"id": number, "result": result}
 
     def _run(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
