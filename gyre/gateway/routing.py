@@ -119,11 +119,14 @@ class Router:
             granted = False
             for rollout_id in list(self._waiting):
                 queue = self._waiting[rollout_id]
-                lease = self._choose(queue[0])
-                if lease is None:
+                if queue[0].granted.done():  # cancelled, and its task has not had its turn yet
+                    queue.popleft()
+                    granted = True
+                elif (lease := self._choose(queue[0])) is not None:
+                    queue.popleft().granted.set_result(lease)
+                    granted = True
+                else:
                     continue
-                queue.popleft().granted.set_result(lease)
-                granted = True
                 if queue:
                     self._waiting.move_to_end(rollout_id)
                 else:

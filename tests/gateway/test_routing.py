@@ -103,3 +103,20 @@ async def test_a_waiter_that_gives_up_leaves_no_trace() -> None:
     again.cancel()
     await settle()
     await asyncio.wait_for(router.acquire("t", 0, None), 0.1)
+
+
+async def test_a_waiter_that_is_cancelled_in_the_moment_of_a_grant() -> None:
+    """Its task has not run yet when a place becomes free: the place goes to the next, and nobody else's call fails."""
+    router = Router()
+    router.apply([row("a", running=1)])
+    lease = await router.acquire("first", 0, None)
+    leaver = asyncio.create_task(router.acquire("leaver", 0, None))
+    stayer = asyncio.create_task(router.acquire("stayer", 0, None))
+    await settle()
+    leaver.cancel()
+    router.release(lease)  # before the cancelled task has its turn
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    router.release(await asyncio.wait_for(stayer, 1))
+    assert router.view()[0]["running"] == 0
+    assert router.waiting == 0
