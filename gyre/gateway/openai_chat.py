@@ -59,7 +59,8 @@ def parse_request(body: bytes, model: str) -> Request:
         raise GatewayError("bad_request", "functions are not supported; use tools.", "functions")
     if data.get("logprobs"):
         raise GatewayError("bad_request", "logprobs are not supported.", "logprobs")
-    if (data.get("response_format") or {"type": "text"}).get("type") != "text":
+    response_format = data.get("response_format") or {"type": "text"}
+    if not isinstance(response_format, dict) or response_format.get("type") != "text":
         raise GatewayError(
             "bad_request", "response_format must be text: a grammar would change what is sampled.", "response_format"
         )
@@ -85,10 +86,11 @@ def parse_message(data: Any, where: str) -> Message:
     """One message in normal form; `where` names it in errors (GatewayError)."""
     if not isinstance(data, dict):
         raise GatewayError("bad_request", f"{where} must be an object.", where)
-    role = _ROLES.get(data.get("role", ""))
+    said = data.get("role")
+    role = _ROLES.get(said) if isinstance(said, str) else None
     if role is None:
         raise GatewayError(
-            "bad_request", f"{where}.role must be one of {sorted(_ROLES)}, got {data.get('role')!r}.", f"{where}.role"
+            "bad_request", f"{where}.role must be one of {sorted(_ROLES)}, got {said!r}.", f"{where}.role"
         )
     content = _content(data.get("content"), where, nullable=role == "assistant")
     if role == "system":

@@ -92,6 +92,7 @@ def test_the_billing_header_is_no_part_of_the_system_text(version: str) -> None:
         ({"messages": "hi"}, "messages", "list"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "string"),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role", "robot"),
+        ({"messages": [{"role": ["user"], "content": ""}]}, "messages[0].role", "one of"),
         ({"messages": [5]}, "messages[0]", "object"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -110,6 +111,7 @@ def test_the_billing_header_is_no_part_of_the_system_text(version: str) -> None:
         ({"max_tokens": 0}, "max_tokens", "positive"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens", "positive"),
         ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+        ({"response_format": "json"}, "response_format", "text"),
         ({"logprobs": True}, "logprobs", "not supported"),
         ({"functions": [{}]}, "functions", "tools"),
     ],
