@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import orjson
 import psycopg
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -23,7 +23,7 @@ from gyre.gateway.calls import Calls, LiveCall
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.metrics import Metrics
 from gyre.gateway.policy import Policy
-from gyre.gateway.recorder import Recorder
+from gyre.gateway.recorder import Recorder, first_line
 from gyre.gateway.result import Result
 from gyre.gateway.routing import Router
 from gyre.gateway.wire import WireFormat
@@ -166,15 +166,15 @@ class Gateway:
             try:
                 async for _ in cell_notices(self.url, self.run.run_id, CELLS_POLL_S):
                     self.router.apply(await cells_of_run(self.engine, self.run.run_id))
-            except (psycopg.OperationalError, DBAPIError, OSError) as error:
+            except (psycopg.Error, SQLAlchemyError, OSError) as error:
                 # The cells stay as they were last seen; an engine that died meanwhile shows by itself.
-                log.warning("cannot watch the cells (%s); trying again", str(error).splitlines()[0])
+                log.warning("cannot watch the cells (%s); trying again", first_line(error))
                 await asyncio.sleep(0.5)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            with contextlib.suppress(DBAPIError, OSError):  # Postgres is away: there is a next time
+            with contextlib.suppress(SQLAlchemyError, OSError):  # Postgres is away: there is a next time
                 await self.calls.sweep()
 
     async def chat_completions(self, http: HttpRequest) -> Response:

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.gateway.errors import GatewayError
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 ID_BLOCK = 64
 RETRY_S = (0.1, 2.0)
+# Postgres is away, or so slow that the pool has no connection free: there is a next time.
+AWAY = (OperationalError, InterfaceError, NoConnection, OSError)
 
 
 class Recorder:
@@ -69,7 +72,7 @@ class Recorder:
         while True:
             try:
                 return await read()
-            except (OperationalError, InterfaceError, OSError) as error:
+            except AWAY as error:
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise away(error) from error
                 self._metrics.write_retries.inc()
@@ -107,20 +110,19 @@ class Recorder:
                     await write_calls(connection, [write for write, _, _ in batch])
                 _settle(batch, None)
                 return
-            except (OperationalError, InterfaceError, OSError) as error:
+            except AWAY as error:
                 self._metrics.write_retries.inc()
                 now = asyncio.get_running_loop().time()
                 _settle([item for item in batch if item[2] <= now + pause], away(error))
                 batch = [item for item in batch if item[2] > now + pause]
                 if batch:
-                    log.warning("Postgres is away (%s); %d writes wait", str(error).splitlines()[0], len(batch))
+                    log.warning("Postgres is away (%s); %d writes wait", first_line(error), len(batch))
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, RETRY_S[1])
-            except (DBAPIError, ValueError, TypeError) as error:
+            except Exception as error:  # whatever it is, the next call's write must not wait for ever
                 if len(batch) == 1:
                     log.exception("a call could not be recorded")
-                    reason = str(error).splitlines()[0]
-                    _settle(batch, GatewayError("internal", f"the call could not be recorded: {reason}"))
+                    _settle(batch, GatewayError("internal", f"the call could not be recorded: {first_line(error)}"))
                     return
                 for item in batch:
                     await self._commit([item])
@@ -129,9 +131,13 @@ class Recorder:
 
 def away(error: Exception) -> GatewayError:
     """Postgres did not come back in time."""
-    return GatewayError(
-        "unavailable", f"the gateway's database does not answer ({str(error).splitlines()[0]}); try again"
-    )
+    return GatewayError("unavailable", f"the gateway's database does not answer ({first_line(error)}); try again")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _settle(batch: list[tuple[CallWrite, asyncio.Future[None], float]], error: Exception | None) -> None:
