@@ -71,6 +71,10 @@ class Work:
         incarnation = site.trainer.incarnation
         if incarnation is None or not await prepare(site, step):
             return False
+        if (await site.trainer.status()).pushed:
+            # A push that central did not answer, and perhaps its death has filled the queue again: first things first,
+            # for with its push out the trainer refuses micro-batches.
+            return await push_held(site)
         claim = partial(q.claim_micro_batch, step_id=step.id, cell=site.name, incarnation=incarnation)
         taken = await site.store.do(claim) if step.progress.queued or step.progress.claimed else None
         if taken is not None:
@@ -122,7 +126,9 @@ async def push_held(site: CellSite) -> bool:
     try:
         await site.central_trainer.absorb(status.step_id, ticket, status.incarnation)
     except TrainerError as error:
-        if error.kind != "LedgerError":
+        # CommandError: central is done with the step, which it cannot be before it has this gradient, from this push
+        # or from another trainer. Whether this one may be forgotten is for the ledger to say: `reset` asks it.
+        if error.kind not in ("LedgerError", "CommandError"):
             raise
         log.warning("central refused a gradient: %s", error.message)
     await client.reset(status.step_id)

@@ -31,6 +31,8 @@ class TrainerStatus:
     """Step whose gradient accumulates."""
     held: int
     """Micro-batches in the accumulator."""
+    pushed: bool
+    """Its gradient is published for central and waits for `reset`: until then it takes no micro-batch."""
     asleep: bool
     busy: str | None
     """The command that runs; `start` until the process is ready; None: idle."""

@@ -71,6 +71,10 @@ class Replica:
         return self.trainer.version
 
     @property
+    def pushed(self) -> bool:
+        return self._pushed is not None
+
+    @property
     def asleep(self) -> bool:
         return self.trainer.asleep
 
@@ -165,8 +169,9 @@ class Replica:
         return {}
 
     def micro_batch(self, micro_batch_id: int) -> dict[str, Any]:
-        metrics = self.held.get(micro_batch_id)
-        if metrics is None:
+        if micro_batch_id in self.held:  # sent again, or queued anew by somebody who took this trainer for dead
+            metrics = self.held[micro_batch_id] or self._stored_metrics(micro_batch_id)
+        else:
             metrics = self._compute(micro_batch_id)
             self.held[micro_batch_id] = metrics
         with transaction(self.engine) as session:
@@ -175,6 +180,11 @@ class Replica:
             self._void()
             raise LedgerError(f"micro-batch {micro_batch_id}: its claim was lost; the accumulator was thrown away")
         return metrics.to_json()
+
+    def _stored_metrics(self, micro_batch_id: int) -> MicroBatchMetrics:
+        """Of a micro-batch whose gradient came with a push."""
+        with transaction(self.engine) as session:
+            return MicroBatchMetrics.from_json(queries.micro_batch_row(session, micro_batch_id).metrics)
 
     def _compute(self, micro_batch_id: int) -> MicroBatchMetrics:
         with transaction(self.engine) as session:
@@ -213,8 +223,17 @@ class Replica:
 
     def absorb(self, step_id: int, ticket: dict[str, Any], from_incarnation: str) -> dict[str, Any]:
         pushed = [int(i) for i in ticket["micro_batches"]]
-        if self.step_id == step_id and self.held.keys() >= set(pushed):
-            return {"micro_batches": len(pushed)}
+        if self.step_id == step_id and (known := self.held.keys() & set(pushed)):
+            with transaction(self.engine) as session:
+                mine = queries.held_metrics(session, step_id, self.settings.incarnation)
+            if known == set(pushed) <= mine.keys():
+                return {"micro_batches": len(pushed)}
+            # Somebody took this trainer for dead, and the satellite computed again what is in the accumulator.
+            self._void()
+            raise LedgerError(
+                f"micro-batches {sorted(known)} of {from_incarnation}'s push were in central's accumulator, against "
+                "the ledger; it was thrown away, and what the ledger gave central is queued again"
+            )
         self.begin(step_id)
         puller = open_puller(Ticket.from_json(ticket["transfer"]))
         try:

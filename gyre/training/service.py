@@ -31,6 +31,11 @@ class Commands(Protocol):
         ...
 
     @property
+    def pushed(self) -> bool:
+        """Whether a published gradient waits for `reset`."""
+        ...
+
+    @property
     def asleep(self) -> bool: ...
 
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
@@ -71,6 +76,7 @@ class TrainerService:
             version=None if c is None else c.version,
             step_id=None if c is None else c.step_id,
             held=0 if c is None else len(c.held),
+            pushed=c is not None and c.pushed,
             asleep=c is not None and c.asleep,
             busy=self._busy,
             waiting=max(0, self._pending - 1),

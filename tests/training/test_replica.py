@@ -211,6 +211,56 @@ def test_a_push_that_the_ledger_does_not_know_is_not_added(world, make):
         satellite.begin(other)
 
 
+def test_an_absorbed_gradient_that_is_queued_again_counts_once(world, make):
+    """Central's agent was silent for a while: others queued its micro-batches again, and it claims them itself."""
+    step_id = world.step(0)
+    expected = weights_after_alone(world, make, step_id)
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    satellite.begin(step_id)
+    work(satellite, step_id, 4)
+    central.absorb(step_id, satellite.push(step_id)["ticket"], satellite.settings.incarnation)
+    satellite.reset(step_id)
+    with transaction(world.engine) as session:
+        assert queries.requeue_lost(session, step_id, {satellite.settings.incarnation}) == 4
+    assert len(work(central, step_id)) == 6
+    made = central.optimizer_step(step_id)
+    assert_close(central.trainer.export_hf(), expected)
+    assert made["metrics"]["micro_batches"] == 6
+
+
+def test_a_push_of_what_central_has_already_counts_once(world, make):
+    """As above, but the satellite computes them again; one that overlaps in part, and one in whole."""
+    step_id = world.step(0)
+    expected = weights_after_alone(world, make, step_id)
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    for replica in (central, satellite):
+        replica.begin(step_id)
+    work(central, step_id, 2)
+    with transaction(world.engine) as session:
+        queries.requeue_lost(session, step_id, {satellite.settings.incarnation})
+    work(satellite, step_id)
+    ticket = satellite.push(step_id)["ticket"]
+    with pytest.raises(LedgerError, match="against the ledger"):
+        central.absorb(step_id, ticket, satellite.settings.incarnation)
+    with pytest.raises(LedgerError, match="not absorbed"):
+        satellite.reset(step_id)
+    central.absorb(step_id, ticket, satellite.settings.incarnation)
+    satellite.reset(step_id)
+
+    with transaction(world.engine) as session:
+        queries.requeue_lost(session, step_id, {satellite.settings.incarnation})
+    work(satellite, step_id)
+    ticket = satellite.push(step_id)["ticket"]
+    with pytest.raises(LedgerError, match="against the ledger"):
+        central.absorb(step_id, ticket, satellite.settings.incarnation)
+    central.absorb(step_id, ticket, satellite.settings.incarnation)
+    satellite.reset(step_id)
+    central.optimizer_step(step_id)
+    assert_close(central.trainer.export_hf(), expected)
+
+
 def test_an_absorb_whose_commit_was_not_heard_of_is_finished(world, make, monkeypatch):
     step_id = world.step(0)
     central, satellite = make(), make("beta")
