@@ -84,14 +84,19 @@ class RolloutActivities:
             try:
                 end = await self._harness_end(x, folder)
             except asyncio.CancelledError:
-                if is_cancelled_for_good():
+                if await is_cancelled_for_good():
                     await asyncio.to_thread(process.end_all, folder)
                 raise
             return await asyncio.to_thread(self._record_end, x, end)
 
     async def _harness_end(self, x: m.RunHarness, folder: Path) -> process.Status:
         if isinstance(now := process.status(folder), process.NotStarted):
-            await asyncio.to_thread(self._start, x, folder)
+            starting = asyncio.ensure_future(asyncio.to_thread(self._start, x, folder))
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await asyncio.wait({starting})  # whoever ends it must find it
+                raise
             now = process.status(folder)
         if not isinstance(now, process.Running):
             return now
@@ -162,7 +167,7 @@ class RolloutActivities:
             except EvaluatorError as error:
                 return await asyncio.to_thread(self._record_failure, x, error, began)
             except asyncio.CancelledError:
-                if is_cancelled_for_good():
+                if await is_cancelled_for_good():
                     await asyncio.to_thread(process.end_all, folder)
                 raise
             return await asyncio.to_thread(self._record_reward, x, result, began)
