@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,8 +25,10 @@ DRAIN_S = 5.0
 START_S = 900.0
 """How long a start may take; a server that dies meanwhile is noticed at once. Long, since a start that is cut off on a
 crowded machine only crowds it more."""
+HEALTH_S = 5.0
+"""How long an answer to /health may take, and the pause between two questions."""
 SILENT_S = 60.0
-"""A server that does not answer /health for so long is ended and started anew."""
+"""A server that answers no question within so long is ended and started anew (after twice that, if it hangs)."""
 
 
 class CellEngine:
@@ -39,6 +42,8 @@ class CellEngine:
         self.version: int | None = None
         self.released = False
         """Whether its memory was given to the trainer."""
+        self._paused = False
+        """Whether it was told to generate nothing: its memory may be back, or not gone yet."""
         self._client: EngineClient | None = None
         self._lock = asyncio.Lock()  # one change of weights or memory at a time
         self._puller: tuple[Ticket, WeightPuller] | None = None
@@ -65,7 +70,7 @@ class CellEngine:
             except (EngineStartError, EngineError) as error:
                 log.error("engine: %s", error)
             self.ready.clear()
-            self.version, self.released = None, False
+            self.version, self.released, self._paused = None, False, False
             await changed()
             await asyncio.to_thread(self.process.stop)
             pause = back_off.died()
@@ -92,12 +97,12 @@ class CellEngine:
     async def _until_gone(self) -> None:
         client, silent = self._running(), 0.0
         while self.process.alive and silent < SILENT_S:
-            for _ in range(25):
+            for _ in range(int(HEALTH_S / 0.2)):
                 if not self.process.alive:
                     break
                 await asyncio.sleep(0.2)
             else:
-                silent = 0.0 if await client.health() else silent + 5.0
+                silent = 0.0 if await _answers(client) else silent + HEALTH_S
         if self.process.alive:
             log.error("engine: no answer for %.0f s; it is ended", silent)
         else:
@@ -115,6 +120,10 @@ class CellEngine:
 
         Raises EngineError, and the server is started anew with the newest version, if it refuses the weights.
         """
+        # Shielded: a caller that is cancelled (an activity whose heartbeat came late) must not leave half the weights.
+        return await asyncio.shield(asyncio.ensure_future(self._load(at_least)))
+
+    async def _load(self, at_least: int) -> int:
         async with self._lock:
             version, folder, row = await self._store.newest_version()
             if version < at_least:
@@ -125,7 +134,7 @@ class CellEngine:
             return self.version
 
     async def _replace(self, version: int, folder: Path, row: WeightVersion | None) -> None:
-        client = self._running()
+        client, incarnation = self._running(), self.process.incarnation
         pulled = None if row is None or row.ticket is None else await self._pull(Ticket.from_json(row.ticket), version)
         try:
             if pulled is not None:
@@ -134,8 +143,10 @@ class CellEngine:
             else:
                 await client.update_weights_from_disk(folder, version)
         except EngineError:
-            self.ready.clear()
-            await asyncio.to_thread(self.process.stop)  # half-loaded weights must never serve; `keep` starts it anew
+            if self.process.incarnation == incarnation:
+                # Half-loaded weights must never serve; `keep` starts it anew, unless it has done so already.
+                self.ready.clear()
+                await asyncio.to_thread(self.process.stop)
             raise
         self.version = version
         log.info("engine: serves v%d, %s", version, "pulled from central" if pulled else f"read from {folder}")
@@ -178,6 +189,7 @@ class CellEngine:
         async with self._lock:
             if not self.released:
                 client = self._running()
+                self._paused = True
                 await client.pause("abort")
                 await client.release_memory()
                 self.released = True
@@ -191,5 +203,14 @@ class CellEngine:
                 self.released = False
                 if self._cell.devices:
                     self.version = None  # what the memory holds now is undefined
+            if self._paused:  # also where an earlier attempt broke off between the two
                 await client.resume()
+                self._paused = False
         return await self.load(0)
+
+
+async def _answers(client: EngineClient) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HEALTH_S):
+            return await client.health()
+    return False

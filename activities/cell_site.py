@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +15,13 @@ from sqlalchemy import Engine
 from activities.cell_engine import CellEngine
 from activities.cell_store import CellStore
 from activities.cell_trainer import CellTrainer, trainer_socket
-from gyre.config import RunConfig
+from gyre.config import CellConfig, RunConfig
+from gyre.serving.process import usable_cores
 from gyre.store import queries as q
 from gyre.store.queries.cells import Role
 from gyre.training.client import TrainerClient
+
+log = logging.getLogger("gyre.cell")
 
 BEAT_S = 5.0
 """How often the row is written though nothing changed: its age says whether the agent lives (see LOST_AFTER_S)."""
@@ -28,7 +33,7 @@ class CellSite:
     def __init__(
         self, run: RunConfig, cell: str, engine: Engine, *, logs: Path, sockets: Path, env: Mapping[str, str]
     ) -> None:
-        self.config = next(c for c in run.cells if c.name == cell)
+        self.config = _on_this_machine(run, cell)
         self.run, self.name, self.central = run, cell, self.config.central
         self.store = CellStore(engine, run)
         self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log")
@@ -111,3 +116,13 @@ class Phases:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 4)
+
+
+def _on_this_machine(run: RunConfig, name: str) -> CellConfig:
+    """The cell, pinned to cores that this process may use."""
+    cell = next(c for c in run.cells if c.name == name)
+    cores = usable_cores(cell.cpus, [n for c in run.cells for n in c.cpus], os.sched_getaffinity(0))
+    if cores == cell.cpus:
+        return cell
+    log.warning("cell %s: the run's cores are not all this machine's; %s instead of %s", name, cores, cell.cpus)
+    return cell.model_copy(update={"cpus": cores})

@@ -73,18 +73,18 @@ class CellTrainer:
     def stop(self, grace_s: float = 2.0) -> None:
         """End the trainer; `keep` must have been cancelled before. Blocks a few seconds at most."""
         self.ready.clear()
-        if self._process is None:
+        process, self._process = self._process, None  # `keep` and the agent's end may both call, on two threads
+        if process is None:
             return
-        if self._process.poll() is None:
-            self._process.terminate()
+        if process.poll() is None:
+            process.terminate()
             try:
-                self._process.wait(grace_s)
+                process.wait(grace_s)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process = None
+            os.killpg(process.pid, signal.SIGKILL)
 
     async def status(self) -> TrainerStatus:
         """State of the living trainer; waits for one."""

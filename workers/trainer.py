@@ -39,12 +39,17 @@ def main() -> None:
 
 def _pin(cell: CellConfig) -> None:
     """Keep this process on its cell's cores. Before torch is imported: it sizes its threads once."""
-    if cell.cpus:
-        os.sched_setaffinity(0, cell.cpus)
-    threads = str(len(cell.cpus) or 1)
+    if cores := os.sched_getaffinity(0) & set(cell.cpus):  # none: the agent chose others, and set them already
+        os.sched_setaffinity(0, cores)
+    threads = str(_threads(cell))
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
     if cell.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, cell.devices))
+
+
+def _threads(cell: CellConfig) -> int:
+    """One a core that the cell is pinned to."""
+    return len(os.sched_getaffinity(0)) if cell.cpus else 1
 
 
 def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str) -> Commands:
@@ -55,7 +60,7 @@ def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str) -> Co
     from gyre.store.db import make_engine
     from gyre.training.replica import Replica, ReplicaSettings
 
-    torch.set_num_threads(len(cell.cpus) or 1)
+    torch.set_num_threads(_threads(cell))
     imported = time.perf_counter()
     replica = Replica(
         ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation),

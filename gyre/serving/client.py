@@ -20,6 +20,9 @@ from gyre.transfer.base import Layout
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
+KEEP_ALIVE_S = 2.0
+"""Idle connections are dropped after so long: the server drops them after 5 s, and a request that it crosses fails."""
+
 _MEMORY_TAGS = ["weights", "kv_cache"]
 
 
@@ -32,7 +35,8 @@ class EngineClient:
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:
         self.url = url
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s)
+        limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,17 +50,28 @@ class EngineClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def _call(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        try:
-            response = await self._http.request(method, route, json=body)
-        except httpx.TransportError as error:
-            raise EngineError(f"{self.url}{route}: no answer ({type(error).__name__}: {error})") from error
+    async def _call(
+        self, method: str, route: str, body: dict[str, Any] | None = None, *, repeatable: bool = False
+    ) -> httpx.Response:
+        """`repeatable`: the request may arrive twice, so a connection that breaks is tried once more."""
+        for last in (not repeatable, True):
+            try:
+                response = await self._http.request(method, route, json=body)
+                break
+            except httpx.TransportError as error:
+                if last or not isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
+                    raise EngineError(f"{self.url}{route}: no answer ({type(error).__name__}: {error})") from error
         if response.status_code >= 400:
             raise EngineError(f"{self.url}{route}: HTTP {response.status_code}: {response.text[:500]}")
         return response
 
-    async def _post(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response = await self._call("POST", route, body or {})
+    async def _get(self, route: str) -> httpx.Response:
+        return await self._call("GET", route, repeatable=True)
+
+    async def _post(
+        self, route: str, body: dict[str, Any] | None = None, *, repeatable: bool = False
+    ) -> dict[str, Any]:
+        response = await self._call("POST", route, body or {}, repeatable=repeatable)
         answer = response.json() if response.headers.get("content-type", "").startswith("application/json") else {}
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(f"{self.url}{route}: {answer.get('message', 'refused')}")
@@ -65,23 +80,23 @@ class EngineClient:
     async def health(self) -> bool:
         """Whether the server answers."""
         try:
-            await self._call("GET", "/health")
+            await self._get("/health")
         except EngineError:
             return False
         return True
 
     async def server_info(self) -> dict[str, Any]:
         """The server's arguments and internal state, as SGLang reports them."""
-        info: dict[str, Any] = (await self._call("GET", "/server_info")).json()
+        info: dict[str, Any] = (await self._get("/server_info")).json()
         return info
 
     async def weight_version(self) -> int:
         """The policy version that the server says it serves."""
-        return int((await self._call("GET", "/model_info")).json()["weight_version"])
+        return int((await self._get("/model_info")).json()["weight_version"])
 
     async def running_requests(self) -> int:
         """Requests in the server: running and waiting."""
-        loads = (await self._call("GET", "/v1/loads")).json()["loads"]
+        loads = (await self._get("/v1/loads")).json()["loads"]
         return sum(int(rank["num_running_reqs"]) + int(rank["num_waiting_reqs"]) for rank in loads)
 
     async def wait_empty(self, timeout_s: float, poll_s: float = 0.02) -> bool:
@@ -95,15 +110,15 @@ class EngineClient:
 
     async def abort_all(self) -> None:
         """End every request with finish reason `abort`; their clients get the tokens so far."""
-        await self._post("/abort_request", {"rid": "", "abort_all": True})
+        await self._post("/abort_request", {"rid": "", "abort_all": True}, repeatable=True)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating. `retract`: requests lose their KV and wait; `in_place`: they keep it; `abort`: they end."""
-        await self._post("/pause_generation", {"mode": mode})
+        await self._post("/pause_generation", {"mode": mode}, repeatable=True)
 
     async def resume(self) -> None:
         """Go on generating after `pause`."""
-        await self._post("/continue_generation", {})
+        await self._post("/continue_generation", repeatable=True)
 
     async def release_memory(self) -> None:
         """Free the memory of weights and KV cache. The server must hold no request. (A no-op on CPU.)"""
@@ -115,7 +130,7 @@ class EngineClient:
 
     async def flush_cache(self) -> None:
         """Forget all cached prefixes. The server must run nothing."""
-        await self._post("/flush_cache")
+        await self._post("/flush_cache", repeatable=True)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,8 @@ class EngineProcess:
     ) -> None:
         self._serving, self._cell, self._log_path = serving, cell, log_path
         self._context, self._host = context, host
+        self.metrics = log_path.with_suffix(".metrics")
+        """Where its processes leave their Prometheus counters; emptied at every start."""
         self._process: subprocess.Popen[bytes] | None = None
         self.incarnation = ""
         """Hex uuid, new with every start."""
@@ -161,6 +164,10 @@ class EngineProcess:
             policy_path, port, self._serving, self._cell, version=version, context=self._context, host=self._host
         )
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        # Told nothing, SGLang makes a folder in /tmp at every start, which stays there when the server is killed.
+        shutil.rmtree(self.metrics, ignore_errors=True)
+        self.metrics.mkdir()
+        env["PROMETHEUS_MULTIPROC_DIR"] = str(self.metrics)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
@@ -191,19 +198,19 @@ class EngineProcess:
                 await asyncio.sleep(0.1)
 
     def stop(self, grace_s: float = 3.0) -> None:
-        """End the server and all its children; safe to call at any time, and twice."""
-        if self._process is None:
+        """End the server and all its children; safe to call at any time, twice, and from two threads."""
+        process, self._process = self._process, None
+        if process is None:
             return
-        if self._process.poll() is None:
-            self._process.terminate()
+        if process.poll() is None:
+            process.terminate()
             try:
-                self._process.wait(grace_s)
+                process.wait(grace_s)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived it
-        self._process = None
+            os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
 
     def _log_tail(self, lines: int = 15) -> str:
         text = self._log_path.read_text(encoding="utf-8", errors="replace") if self._log_path.exists() else ""

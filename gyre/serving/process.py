@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
@@ -29,6 +30,18 @@ def child_setup(cpus: Sequence[int] = ()) -> Callable[[], None]:
             os.sched_setaffinity(0, cores)
 
     return setup
+
+
+def usable_cores(cpus: Sequence[int], cpus_of_run: Sequence[int], allowed: AbstractSet[int]) -> list[int]:
+    """The cores for a cell's `cpus` where this process may use `allowed` ones: the same ones if it may use all
+    `cpus_of_run`, else those at the same places among the allowed, so that cells keep apart as far as possible.
+
+    Containers and batch systems grant other cores than 0, 1, …, or fewer, and pinning to a foreign one is an error.
+    """
+    if allowed >= set(cpus_of_run):
+        return list(cpus)
+    places = sorted(allowed)
+    return sorted({places[c % len(places)] for c in cpus})
 
 
 def free_port(host: str = "127.0.0.1") -> int:

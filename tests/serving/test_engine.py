@@ -147,3 +147,7 @@ def _members(group: int) -> list[int]:
             if int(pgrp) == group and state not in "ZX":
                 found.append(int(entry.name))
     return found
+
+
+async def test_counters_lie_beside_the_log_and_not_in_tmp(engine: EngineProcess) -> None:
+    assert list(engine.metrics.glob("*.db"))

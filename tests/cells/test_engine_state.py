@@ -1,0 +1,117 @@
+"""What the agent believes of its engine when an order breaks off half-way; a scripted server stands for SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from activities.cell_engine import CellEngine
+from activities.cell_store import CellStore
+from gyre.config import CellConfig, RunConfig
+from gyre.serving.client import EngineClient, EngineError
+
+
+class Server:
+    """Records what it is told; the orders in `fails` fail once."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.fails: list[str] = []
+        self.generates = True
+        self.loading = asyncio.Event()
+
+    async def _told(self, order: str) -> None:
+        self.told.append(order)
+        if order in self.fails:
+            self.fails.remove(order)
+            raise EngineError(f"{order}: no answer")
+
+    async def pause(self, mode: str) -> None:
+        await self._told("pause")
+        self.generates = False
+
+    async def resume(self) -> None:
+        await self._told("resume")
+        self.generates = True
+
+    async def release_memory(self) -> None:
+        await self._told("release_memory")
+
+    async def resume_memory(self) -> None:
+        await self._told("resume_memory")
+
+    async def update_weights_from_disk(self, folder: Path, version: int) -> None:
+        self.loading.set()
+        await asyncio.sleep(0.05)
+        await self._told(f"weights {version}")
+
+
+class Store:
+    """The newest version, and the run."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run, self.newest = run, 0
+
+    async def newest_version(self) -> tuple[int, Path, Any]:
+        return self.newest, Path("/nowhere"), None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(
+        RunConfig.model_validate(
+            {
+                "name": "half",
+                "steps": 1,
+                "policy": {"path": str(tmp_path)},
+                "tasks": {"train": str(tmp_path)},
+                "cells": [{"name": "c0", "central": True}],
+            }
+        )
+    )
+
+
+@pytest.fixture
+async def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def engine(store: Store, server: Server, tmp_path: Path) -> CellEngine:
+    engine = CellEngine(cast(CellStore, store), CellConfig(name="c0"), tmp_path / "engine.log")
+    engine._client, engine.version = cast(EngineClient, server), 0
+    return engine
+
+
+async def test_an_engine_whose_resume_broke_off_generates_after_the_next(engine: CellEngine, server: Server) -> None:
+    await engine.release()
+    server.fails = ["resume"]
+    with pytest.raises(EngineError):
+        await engine.resume()
+    assert await engine.resume() == 0
+    assert server.generates
+    assert server.told.count("resume_memory") == 1  # SGLang dies of a second one
+
+
+async def test_an_engine_whose_release_broke_off_generates_when_it_serves_again(
+    engine: CellEngine, server: Server
+) -> None:
+    server.fails = ["release_memory"]
+    with pytest.raises(EngineError):
+        await engine.release()
+    assert await engine.resume() == 0
+    assert server.generates and "resume_memory" not in server.told
+
+
+async def test_a_cancelled_load_is_finished(engine: CellEngine, store: Store, server: Server) -> None:
+    store.newest = 1
+    loading = asyncio.create_task(engine.load(1))
+    await server.loading.wait()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert await engine.load(1) == 1  # waits for the one before, and has nothing left to do
+    assert server.told == ["weights 1"]
