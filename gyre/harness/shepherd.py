@@ -40,11 +40,11 @@ Spec = dict[str, Any]
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the third (state) on; None when there is no such process."""
+    """Fields of /proc/<pid>/stat from the third (state) on; None when there is no such process, or it is hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode().split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: another user's, under hidepid=1
         return None
 
 
@@ -75,9 +75,9 @@ def descendants(root: int) -> list[int]:
 
 
 def send(pids: list[int], signum: int) -> None:
-    """Signal every pid that still exists."""
+    """Signal every pid that still exists. What an agent started by sudo is out of reach, and no reason to stop."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
 
@@ -206,6 +206,7 @@ def _watch(harness: int, grace_s: float, keep: Callable[[], None]) -> tuple[int,
     status, reason, left_over = 0, "exited", 0
     ended = asked = False
     kill_at: float | None = None
+    pause_s = 0.02
     while True:
         try:
             while (pair := os.waitpid(-1, os.WNOHANG))[0]:
@@ -222,7 +223,7 @@ def _watch(harness: int, grace_s: float, keep: Callable[[], None]) -> tuple[int,
         wait_s = _KEEP_EVERY_S if kill_at is None else kill_at - time.monotonic()
         if wait_s <= 0:
             kill_all(lambda: descendants(me))
-            wait_s = 0.02
+            wait_s, pause_s = pause_s, min(pause_s * 2, _KEEP_EVERY_S)
         came = signal.sigtimedwait(_OURS, wait_s)
         if came is None and kill_at is None:
             keep()

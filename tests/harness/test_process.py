@@ -266,3 +266,17 @@ def test_end_all_leaves_nothing(tmp_path: Path, new_rollout: Callable[[], Path])
     process.start(Launch(("sleep", "600"), base_env(attempt), rollouts[0] / BOX / "workspace"), attempt)
     assert process.end_all(tmp_path) == 3
     assert processes_in(tmp_path) == [] and process.end_all(tmp_path) == 0
+
+
+def test_a_process_out_of_reach_does_not_save_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an agent starts by sudo is another user's: the rest still gets its signal."""
+    got: list[int] = []
+
+    def kill(pid: int, signum: int) -> None:
+        if pid == 1:
+            raise PermissionError
+        got.append(pid)
+
+    monkeypatch.setattr(os, "kill", kill)
+    shepherd.send([1, 2, 3], signal.SIGTERM)
+    assert got == [2, 3]
