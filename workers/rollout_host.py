@@ -21,7 +21,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from activities.beat import EVERY_S
 from activities.rollout import RolloutActivities
-from gyre.harness.base import Harness
+from gyre.harness.base import Harness, HarnessError
 from gyre.harness.forkserver import ForkServer
 from gyre.harness.registry import make_harness
 from gyre.store.db import make_engine
@@ -60,7 +60,7 @@ def host_id(data: Path) -> tuple[str, IO[str]]:
 
 
 def fork_server(settings: WorkerSettings) -> ForkServer | None:
-    """The warm fork-server of the run's harness, started; None where the harness has none."""
+    """The warm fork-server of the run's harness, started; None where the harness has none. Raises HarnessError."""
     preload = make_harness(settings.run.harness).preload
     if preload is None:
         return None
@@ -109,7 +109,10 @@ async def main(settings: WorkerSettings) -> None:
     """Run until SIGTERM or SIGINT; harnesses go on."""
     host, lock = host_id(settings.data)
     with lock:
-        warm = await asyncio.to_thread(fork_server, settings)
+        try:
+            warm = await asyncio.to_thread(fork_server, settings)
+        except HarnessError as error:
+            fail(str(error))
         client = await connect(settings)
         await release_predecessor(client, make_engine(settings.database_url, pool_size=1), host)
         graders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="grade")
