@@ -104,4 +104,4 @@ def tool_path() -> str:
     kept = [p for p in os.environ.get("PATH", os.defpath).split(os.pathsep) if p]
     if sys.prefix != sys.base_prefix:
         kept = [p for p in kept if Path(p) != here]
-    return os.pathsep.join(kept if str(beneath) in kept else [str(beneath), *kept])
+    return os.pathsep.join([str(beneath), *(p for p in kept if Path(p) != beneath)])

@@ -72,3 +72,5 @@ def test_tools_do_not_see_gyres_own_environment(monkeypatch: pytest.MonkeyPatch)
     assert tool_path() == "/opt/python/bin:/usr/bin:/bin"
     monkeypatch.setattr("sys.base_prefix", "/usr")
     assert tool_path() == "/usr/bin:/bin"
+    monkeypatch.setenv("PATH", "/venv/bin:/home/u/.pyenv/shims:/usr/bin:/bin")
+    assert tool_path() == "/usr/bin:/home/u/.pyenv/shims:/bin"
