@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy import Engine, text
 
@@ -45,6 +46,14 @@ class LiveRun:
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def kill_below(self, name: str, part: str) -> int:
+        """kill -9 the child of `name` whose command line has `part`; returns its pid."""
+        for child in psutil.Process(self.pid(name)).children():
+            if any(part in word for word in child.cmdline()):
+                child.kill()
+                return child.pid
+        raise AssertionError(f"{name} has no child with {part!r} in its command line")
 
     def ask(self, sql: str, **values: object) -> list[tuple[object, ...]]:
         """Rows of one query, asked again while Postgres is away."""

@@ -9,7 +9,7 @@ import psutil
 
 from tests.e2e.conftest import LiveRun
 
-STEPS = 3
+STEPS = 5
 PER_STEP = 8
 
 
@@ -36,8 +36,12 @@ def test_a_run_survives_kills_and_counts_everything_once(start_run: Callable[...
     for victim, settled in (("control", PER_STEP), ("temporal", PER_STEP + 2), ("gateway", 2 * PER_STEP)):
         run.wait_for(f"{settled} settled rollouts", lambda settled=settled: run.settled() >= settled)
         run.kill(victim)
+    run.wait_for("the fourth step's rollouts", lambda: run.settled() >= 3 * PER_STEP and harnesses(run) > 0)
+    run.kill_below("cell-satellite", "sglang")
+    run.wait_for("a micro-batch of the fourth step or later", lambda: trained_after(run, 3))
+    run.kill_below("cell-central", "workers.trainer")
 
-    assert run.process.wait(timeout=600) == 0, run.log.read_text()
+    assert run.process.wait(timeout=900) == 0, run.log.read_text()
     everything_is_accounted_for(run)
     restarted = {p.name for p in run.state().processes if p.restarts}
     assert restarted >= {"rollout-host", "control", "temporal", "gateway"}
@@ -45,6 +49,13 @@ def test_a_run_survives_kills_and_counts_everything_once(start_run: Callable[...
 
 def harnesses(run: LiveRun) -> int:
     return len(run.ask("select 1 from rollouts where harness_started_at is not null and harness_ended_at is null"))
+
+
+def trained_after(run: LiveRun, step: int) -> bool:
+    sql = (
+        "select 1 from micro_batches m join steps s on s.id = m.step_id where s.index >= :step and m.state <> 'queued'"
+    )
+    return bool(run.ask(sql, step=step))
 
 
 def everything_is_accounted_for(run: LiveRun) -> None:
@@ -58,7 +69,7 @@ def everything_is_accounted_for(run: LiveRun) -> None:
     assert run.ask("select count(*) from samples s join rollouts r on r.id = s.rollout_id where r.reward is null") == [
         (0,)
     ]
-    # Killing a host, a worker, Temporal or the gateway is no reason to lose a rollout.
+    # Killing a host, a worker, Temporal, the gateway, an engine or a trainer is no reason to lose a rollout.
     assert run.ask("select count(*) from rollouts where exclude_reason is not null") == [(0,)]
     # Every sample is in one micro-batch, and the gradient of every micro-batch was counted.
     assert run.ask("select count(*) from samples where micro_batch_id is null") == [(0,)]
