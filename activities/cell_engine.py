@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from activities.cell_process import BackOff
+from activities.cell_process import BackOff, FirstStart
 from activities.cell_store import CellStore
 from gyre.config import CellConfig
 from gyre.serving.client import EngineClient, EngineError
@@ -59,15 +59,23 @@ class CellEngine:
         return self.process.incarnation if self.ready.is_set() else None
 
     async def keep(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Start the server, and again whenever it dies; `changed` is called when it comes and when it goes."""
-        back_off = BackOff()
+        """Start the server, and again whenever it dies; `changed` is called when it comes and when it goes.
+
+        Raises CannotStart where it ends at every start.
+        """
+        back_off, first = BackOff(), FirstStart("the engine")
         while True:
             back_off.started()
             try:
                 await self._start()
+                first.worked()
                 await changed()
                 await self._until_gone()
-            except (EngineStartError, EngineError) as error:
+            except EngineStartError as error:
+                log.error("engine: %s", error)
+                if not self.process.alive:
+                    first.failed(self.process.exit_code, str(error))
+            except EngineError as error:
                 log.error("engine: %s", error)
             self.ready.clear()
             self.version, self.released, self._paused = None, False, False

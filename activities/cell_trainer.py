@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from activities.cell_process import BackOff
+from activities.cell_process import BackOff, FirstStart
 from gyre.config import CellConfig
 from gyre.serving.process import child_setup
 from gyre.training.client import TrainerClient
@@ -45,8 +45,11 @@ class CellTrainer:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def keep(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Start the trainer, and again whenever it dies; `changed` is called when it comes and when it goes."""
-        back_off = BackOff()
+        """Start the trainer, and again whenever it dies; `changed` is called when it comes and when it goes.
+
+        Raises CannotStart where it ends at every start.
+        """
+        back_off, first = BackOff(), FirstStart("the trainer")
         while True:
             back_off.started()
             process = self._start()
@@ -54,7 +57,10 @@ class CellTrainer:
                 status = await self._wait_ready(process)
             except TrainerUnavailable as error:
                 log.error("trainer: %s", error)
+                if process.poll() is not None:
+                    first.failed(process.returncode, f"{error}; it ends: {last_line(self._log_path)}")
             else:
+                first.worked()
                 self.incarnation = status.incarnation
                 self.ready.set()
                 log.info("trainer %s: ready at v%s", status.incarnation[:8], status.version)
@@ -119,3 +125,9 @@ class CellTrainer:
             if asyncio.get_running_loop().time() > deadline:
                 raise TrainerUnavailable(f"not ready after {START_S:.0f} s; see {self._log_path}")
             await asyncio.sleep(0.1)
+
+
+def last_line(log_path: Path) -> str:
+    """The last line of a log that says something."""
+    lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines() if log_path.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")

@@ -128,7 +128,7 @@ async def push_held(site: CellSite) -> bool:
     except TrainerError as error:
         # CommandError: central is done with the step, which it cannot be before it has this gradient, from this push
         # or from another trainer. Whether this one may be forgotten is for the ledger to say: `reset` asks it.
-        if error.kind not in ("LedgerError", "CommandError"):
+        if error.kind not in REFUSALS:
             raise
         log.warning("central refused a gradient: %s", error.message)
     await client.reset(status.step_id)

@@ -18,6 +18,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.cell import CellActivities
+from activities.cell_process import CannotStart
 from activities.cell_site import CellSite
 from gyre.store.db import make_engine
 from workers.settings import WorkerSettings, fail, settings_or_exit
@@ -40,7 +41,12 @@ def main() -> None:
         fail(f"--cell: the run has no cell {cell!r}; its cells are {names}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(serve(settings, cell))
+    try:
+        asyncio.run(serve(settings, cell))
+    except ExceptionGroup as group:
+        if (vain := group.subgroup(CannotStart)) is None:
+            raise
+        fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
 
 
 async def serve(settings: WorkerSettings, cell: str) -> None:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gyre.training.protocol import LINE_LIMIT, TrainerError, TrainerStatus, TrainerUnavailable
+from gyre.training.protocol import LINE_LIMIT, TrainerError, TrainerStatus, TrainerUnavailable, short_address
 
 
 class TrainerClient:
@@ -92,7 +92,8 @@ class TrainerClient:
         number = next(self._ids)
         line = json.dumps({"id": number, "command": command, "arguments": arguments}).encode() + b"\n"
         try:
-            reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=LINE_LIMIT)
+            with short_address(self.socket) as address:
+                reader, writer = await asyncio.open_unix_connection(address, limit=LINE_LIMIT)
         except OSError as error:
             raise TrainerUnavailable(f"{self.socket}: no trainer listens: {error}") from error
         try:

@@ -8,8 +8,11 @@ Free of torch: a cell's agent imports it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 REFUSALS = ("LedgerError", "CommandError")
@@ -55,3 +58,13 @@ class TrainerError(Exception):
 
 class TrainerUnavailable(ConnectionError):
     """No trainer answers at the socket, or it went away before it answered."""
+
+
+@contextlib.contextmanager
+def short_address(socket: Path) -> Iterator[str]:
+    """An address of `socket` for the length of the block: a unix address holds 107 bytes, a path may be longer."""
+    folder = os.open(socket.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{socket.name}"
+    finally:
+        os.close(folder)

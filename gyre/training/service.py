@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from gyre.training.protocol import LINE_LIMIT, REFUSALS, TrainerStatus
+from gyre.training.protocol import LINE_LIMIT, REFUSALS, TrainerStatus, short_address
 
 log = logging.getLogger("gyre.trainer")
 
@@ -60,7 +60,8 @@ class TrainerService:
         self.socket.parent.mkdir(parents=True, exist_ok=True)
         # A socket that a killed process left is taken over; the agent runs one trainer a cell.
         self.socket.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._connection, str(self.socket), limit=LINE_LIMIT)
+        with short_address(self.socket) as address:
+            server = await asyncio.start_unix_server(self._connection, address, limit=LINE_LIMIT)
         async with server:
             await self._on_thread("start", self._begin)
             await server.serve_forever()

@@ -150,6 +150,15 @@ def test_a_second_start_keeps_ports_and_rows_and_kill_9_leaves_no_process(toy: T
     assert gone(toy.data, pids), of_stack(toy.data)
 
 
+def test_a_program_that_is_not_there_fails_the_stack(tmp_path: Path) -> None:
+    process = Toy(tmp_path).spawn("missing")
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    state = StackState.read(tmp_path)
+    assert state is not None and state.state == "failed"
+    assert "/no/such/program" in state.message
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

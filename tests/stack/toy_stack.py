@@ -49,6 +49,7 @@ def main(data: Path, kind: str) -> int:
     argv = {
         "toy": [sys.executable, "-m", "tests.stack.toy_stack", str(data), "worker"],
         "broken": [sys.executable, "-c", "import sys; sys.exit('no such model')"],
+        "missing": ["/no/such/program"],
         "misconfigured": [sys.executable, "-c", "import sys; print('gyre: steps: must be 1'); sys.exit(2)"],
     }[kind]
     supervisor.ENDS_IN_A_ROW = 3  # a test need not wait for eight

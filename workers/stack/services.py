@@ -145,7 +145,7 @@ def _cell(plan: StackPlan, cell: str, env: dict[str, str]) -> ChildSpec:
         ready=health.all_of(
             health.cell_is_up(libpq_url(plan.database_url), run_id, cell), _polls(plan, cell_queue(run_id, cell))
         ),
-        ready_within_s=600.0,
+        ready_within_s=1200.0,  # longer than the agent gives its engine and trainer, which is 900 s
         stop_within_s=15.0,
         leans_on_others=True,
     )

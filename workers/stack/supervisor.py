@@ -77,6 +77,8 @@ class Supervisor:
         for stage in self._stages:
             ready = [asyncio.Event() for _ in stage]
             self._keepers += [asyncio.create_task(self._keep(c, e)) for c, e in zip(stage, ready, strict=True)]
+            for keeper in self._keepers[-len(stage) :]:
+                keeper.add_done_callback(self._keeper_ended)
             for event in ready:
                 await self._either(event)
             if self._stop.is_set():
@@ -112,6 +114,10 @@ class Supervisor:
             self._write()
             await self._sleep(pause)
 
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            self._fail(f"a process cannot be started: {error}")
+
     def _start_child(self, child: Child) -> asyncio.Future[int]:
         child.start()
         assert child.pid is not None
@@ -142,7 +148,12 @@ class Supervisor:
         self._write()
 
     async def _still_waits(self, child: Child) -> str | None:
-        return "works" if child.spec.once else await child.spec.ready(child.started_at)
+        if child.spec.once:
+            return "works"
+        try:
+            return await child.spec.ready(child.started_at)
+        except Exception as error:  # an answer that no check expects must not end the watch: it is shown, and asked for
+            return f"its check fails: {type(error).__name__}: {error}"  # again, until the child's time is over
 
     # ---- the ends of processes -----------------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+"""A process that can never start ends its agent in one line, and is not started for ever."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from activities.cell_engine import CellEngine
+from activities.cell_process import START_TRIES, CannotStart, FirstStart
+from activities.cell_store import CellStore
+from activities.cell_trainer import CellTrainer
+from gyre.config import CellConfig, RunConfig
+from workers import cell_agent
+
+
+async def nothing() -> None:
+    return None
+
+
+def test_a_process_that_has_lived_is_started_for_ever() -> None:
+    first = FirstStart("the engine")
+    for _ in range(START_TRIES - 1):
+        first.failed(1, "no memory")
+    first.worked()
+    for _ in range(9):
+        first.failed(1, "no memory")
+
+
+def test_a_kill_is_no_failure_to_start() -> None:
+    first = FirstStart("the engine")
+    for _ in range(9):
+        first.failed(-9, "killed")
+
+
+async def test_an_engine_that_the_run_file_makes_impossible(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 128}), encoding="utf-8")
+
+    class Store:
+        run = RunConfig.model_validate(
+            {
+                "name": "never",
+                "steps": 1,
+                "policy": {"path": str(tmp_path), "context": 4096},
+                "tasks": {"train": str(tmp_path)},
+                "cells": [{"name": "c0", "central": True}],
+            }
+        )
+
+        async def newest_version(self) -> tuple[int, Path, Any]:
+            return 0, tmp_path, None
+
+    engine = CellEngine(cast(CellStore, Store()), CellConfig(name="c0"), tmp_path / "engine.log")
+    with pytest.raises(CannotStart, match=r"^the engine cannot start: policy\.context: 4096 exceeds"):
+        await engine.keep(nothing)
+
+
+async def test_a_trainer_whose_settings_are_wrong(tmp_path: Path) -> None:
+    env = {"GYRE_DATABASE_URL": "sqlite:///no"}
+    trainer = CellTrainer(CellConfig(name="c0"), tmp_path / "sockets", tmp_path / "trainer.log", env)
+    with pytest.raises(CannotStart, match=r"^the trainer cannot start: ended with code 2 .* it ends: gyre: GYRE_"):
+        await trainer.keep(nothing)
+
+
+def test_the_agent_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Exit code 2, by which the supervisor knows that another start would not help."""
+    run = SimpleNamespace(cells=[CellConfig(name="c0")])
+
+    async def serve(*_: object) -> None:
+        raise ExceptionGroup("tasks", [CannotStart("the engine cannot start: no such model")])
+
+    monkeypatch.setattr(sys, "argv", ["cell_agent", "--cell", "c0"])
+    monkeypatch.setattr(cell_agent, "settings_or_exit", lambda: SimpleNamespace(run=run))
+    monkeypatch.setattr(cell_agent, "serve", serve)
+    with pytest.raises(SystemExit) as ended:
+        cell_agent.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "gyre: cell c0: the engine cannot start: no such model\n"
