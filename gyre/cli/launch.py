@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -110,9 +111,19 @@ def wait_ready(data: Path, supervisor: subprocess.Popen[bytes], console: Console
             time.sleep(0.1)
 
 
-def stop_supervisor(data: Path, console: Console, limit_s: float = 60.0) -> bool:
-    """Ask the stack on `data` to stop and wait for it. False: none ran. Raises CliError where it does not end."""
+def stop_supervisor(
+    data: Path, console: Console, limit_s: float = 60.0, started: subprocess.Popen[bytes] | None = None
+) -> bool:
+    """Ask the stack on `data` to stop and wait for it. False: none ran. Raises CliError where it does not end.
+
+    `started`: a supervisor of this process's own, which may not have written its state yet.
+    """
     state = StackState.read(data)
+    if started is not None and started.poll() is None and (state is None or state.pid != started.pid):
+        started.terminate()  # it has started nothing yet, or hears of it as soon as it listens
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.wait(limit_s)
+        state = StackState.read(data)
     if state is None or not state.alive:
         return False
     os.kill(state.pid, signal.SIGTERM)

@@ -88,7 +88,7 @@ def _stack(data: Path, run: RunConfig, console: Console, *, keep: bool) -> tuple
     try:
         return wait_ready(data, supervisor, console), True
     except KeyboardInterrupt:
-        stop_supervisor(data, console)
+        stop_supervisor(data, console, started=supervisor)
         raise
 
 

@@ -36,7 +36,7 @@ def up(
     try:
         state = wait_ready(folder, supervisor, console)
     except KeyboardInterrupt:
-        stop_supervisor(folder, console)
+        stop_supervisor(folder, console, started=supervisor)
         raise CliError("interrupted; the stack was stopped", code=130) from None
     console.print(f"The stack runs on {folder} (pid {state.pid}). `gyre down` stops it.", soft_wrap=True)
     console.print(f"Temporal UI  {state.ui_url}")
