@@ -94,6 +94,7 @@ class ControlActivities:
                 branch_cap=config.rollouts.branch_cap,
                 micro_batch_tokens=config.trainer.micro_batch_tokens,
                 normalize_std=config.objective.normalize_std,
+                whole_rollouts=config.objective.ratio == "rollout",
             )
             rewards = [r.reward for r in q.group_rewards(session, x.group_id) if r.reward is not None]
         reward = sum(rewards) / len(rewards) if rewards else None

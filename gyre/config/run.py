@@ -96,7 +96,8 @@ class ObjectiveConfig(Section):
     clip_high: float = Field(4e-4, ge=0)
     """Upper clip of the sequence ratio: 1 + clip_high."""
     ratio: Literal["branch", "rollout"] = "branch"
-    """Over what the ratio's length normalisation runs: one branch's owned tokens, or the whole rollout's."""
+    """Over what the ratio's length normalisation runs: one branch's owned tokens, or the whole rollout's (its branches
+    then share a micro-batch, even one above `trainer.micro_batch_tokens`)."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation (plus 1e-6)."""
 

@@ -28,10 +28,17 @@ class HandOut:
 
 
 def hand_out(
-    session: Session, group_id: int, *, branch_cap: int, micro_batch_tokens: int, normalize_std: bool
+    session: Session,
+    group_id: int,
+    *,
+    branch_cap: int,
+    micro_batch_tokens: int,
+    normalize_std: bool,
+    whole_rollouts: bool = False,
 ) -> HandOut:
     """Close a step's group, whose members are all settled, in the caller's one transaction. Idempotent.
 
+    `whole_rollouts`: a rollout's samples share a micro-batch, as a ratio over whole rollouts needs, whatever its size.
     Raises ValueError while a member is not settled, and for a group of an evaluation.
     """
     step_id = group_row(session, group_id).step_id
@@ -44,7 +51,9 @@ def hand_out(
     if not settle_group(session, group_id, result.outcome, result.baseline, result.std, advantages):
         return HandOut(False, str(group_row(session, group_id).outcome), n_valid, 0, 0, 0, 0)
     samples = _samples(session, advantages, branch_cap)
-    packed = micro_batches([(s.rollout_id, s.n_tokens) for s in samples], micro_batch_tokens)
+    packed = micro_batches(
+        [(s.rollout_id, s.n_tokens) for s in samples], micro_batch_tokens, whole_rollouts=whole_rollouts
+    )
     ids = add_samples(session, step_id, samples)
     cut_micro_batches(session, step_id, [[ids[i] for i in batch] for batch in packed])
     tokens, targets = sum(s.n_tokens for s in samples), sum(s.n_targets for s in samples)

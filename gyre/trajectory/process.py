@@ -56,11 +56,14 @@ def target_mask(nodes: Sequence[Node], owned_nodes: Collection[int]) -> NDArray[
     return np.repeat([n.id in owned for n in nodes], [n.length for n in nodes])
 
 
-def micro_batches(samples: Sequence[tuple[Hashable, int]], budget: int) -> list[list[int]]:
+def micro_batches(
+    samples: Sequence[tuple[Hashable, int]], budget: int, *, whole_rollouts: bool = False
+) -> list[list[int]]:
     """Pack samples, given as (rollout, n_tokens), into micro-batches of at most `budget` tokens. Returns indices.
 
     Samples of one rollout stay together where they fit together, so that a shared prefix can be computed once; a
-    sample above the budget is a micro-batch of its own. First-fit decreasing, and deterministic.
+    sample above the budget is a micro-batch of its own, and with `whole_rollouts` so is a rollout above it.
+    First-fit decreasing, and deterministic.
     Raises ValueError for a budget below 1.
     """
     if budget < 1:
@@ -71,7 +74,7 @@ def micro_batches(samples: Sequence[tuple[Hashable, int]], budget: int) -> list[
     size = [n for _, n in samples]
     units: list[list[int]] = []
     for members in by_rollout.values():
-        fits = sum(size[i] for i in members) <= budget
+        fits = whole_rollouts or sum(size[i] for i in members) <= budget
         units += [members] if fits else _first_fit([[i] for i in members], size, budget)
     return _first_fit(units, size, budget)
 

@@ -198,3 +198,10 @@ def test_the_mask_marks_whole_owned_spans() -> None:
     assert np.flatnonzero(target_mask(nodes, [4])).tolist() == [6, 7]
     assert np.flatnonzero(target_mask(nodes, [2, 4])).tolist() == [2, 3, 4, 6, 7]
     assert not target_mask(nodes, []).any()
+
+
+def test_whole_rollouts_share_a_micro_batch_even_above_the_budget():
+    samples = [("a", 60), ("b", 30), ("a", 50), ("c", 40), ("b", 30)]
+    assert micro_batches(samples, 100, whole_rollouts=True) == [[0, 2], [1, 4, 3]]
+    for batch in micro_batches(samples, 10, whole_rollouts=True):
+        assert len({samples[i][0] for i in batch}) == 1
