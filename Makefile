@@ -22,8 +22,9 @@ help:
 setup: $(STAMP) $(MINI_STAMP)
 
 $(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt,$(wildcard requirements/*.txt)) pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make setup: no python3 found; install Python 3.11 or 3.12, or name one with PYTHON="; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("make setup: Python 3.11 or 3.12 is needed, found %d.%d; name one with PYTHON=" % v)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "installing Gyre and its engines into .venv (about two minutes, 3 GB)"
 	$(PIP) --upgrade pip
 	$(PIP) $(PINNED) -r requirements/engines-cpu.txt
@@ -36,7 +37,7 @@ $(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt,$
 	@touch $@
 
 $(MINI_STAMP): requirements/mini.txt requirements/constraints-mini.txt
-	@test -x .venvs/mini/bin/python || $(PYTHON) -m venv .venvs/mini
+	@.venvs/mini/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venvs/mini
 	@echo "installing the harness mini-swe-agent into .venvs/mini"
 	.venvs/mini/bin/python -m pip install --disable-pip-version-check --quiet --upgrade pip
 	.venvs/mini/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements/constraints-mini.txt -r requirements/mini.txt

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from gyre.store.queries.runs import run_row
-from gyre.store.wall_time import Span, attribute
+from gyre.store.wall_time import Span, attribute, by_window
 
 _T = TypeVar("_T")
 
@@ -151,14 +151,17 @@ def role_spans(session: Session, run_id: str) -> list[RoleSpan]:
 
 def step_times(session: Session, run_id: str) -> list[StepTime]:
     """Where the wall time of every finished step went, from its opening to the publication of its weights."""
-    spans = [Span(*row) for row in session.execute(text(_SPANS), {"run": run_id})]
+    windows = sorted(
+        (step.started_at.timestamp(), end.timestamp(), step.step)
+        for step in steps(session, run_id)
+        if (end := step.published_at or step.trained_at) is not None
+    )
     times = []
-    for step in steps(session, run_id):
-        end = step.published_at or step.trained_at
-        if end is not None:
-            parts = attribute(spans, step.started_at.timestamp(), end.timestamp())
-            times.append(StepTime(step.step, sum(parts.values()), parts))
-    return times
+    spans = (Span(*row) for row in session.execute(text(_SPANS), {"run": run_id}))
+    for (began, ended, step), mine in zip(windows, by_window(spans, [w[:2] for w in windows]), strict=True):
+        parts = attribute(mine, began, ended)
+        times.append(StepTime(step, sum(parts.values()), parts))
+    return sorted(times, key=lambda t: t.step)
 
 
 def _read(session: Session, kind: type[_T], query: str, run_id: str) -> list[_T]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 IDLE = "orchestration"
 
@@ -44,3 +46,20 @@ def attribute(spans: Iterable[Span], began: float, ended: float) -> dict[str, fl
         for activity, n in turns.get(moment, Counter()).items():  # subtract() keeps what falls to zero; so do sums
             running[activity] += n
     return {activity: seconds for activity, seconds in parts.items() if seconds > 0}
+
+
+def by_window(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> list[list[Span]]:
+    """For each window (began, ended) the spans that reach into it; windows must be in order of their beginnings.
+
+    One pass, since a long run has a million spans and many steps.
+    """
+    begins = [began for began, _ in windows]
+    latest = list(accumulate((ended for _, ended in windows), max))
+    found: list[list[Span]] = [[] for _ in windows]
+    for span in spans:
+        for i in range(bisect_left(begins, span.ended) - 1, -1, -1):
+            if latest[i] <= span.began:
+                break  # no earlier window lasts until this span
+            if windows[i][1] > span.began:
+                found[i].append(span)
+    return found

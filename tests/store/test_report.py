@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from gyre.store import queries, report
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
-from gyre.store.wall_time import Span, attribute
+from gyre.store.wall_time import Span, attribute, by_window
 from tests.store.world import RUN, add_call, make_world, settle
 
 BEGAN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -18,6 +18,18 @@ BEGAN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 def at(seconds: float) -> dt.datetime:
     return BEGAN + dt.timedelta(seconds=seconds)
+
+
+MOMENTS = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)
+
+
+@given(st.lists(MOMENTS, max_size=20), st.lists(MOMENTS, max_size=6))
+def test_each_window_gets_the_spans_that_reach_into_it(moments: list[list[int]], bounds: list[list[int]]) -> None:
+    spans = [Span("decode", a, b) for a, b in moments]
+    windows = sorted((float(a), float(b)) for a, b in bounds)
+    for (began, ended), found in zip(windows, by_window(spans, windows), strict=True):
+        assert found == [s for s in spans if s.began < ended and s.ended > began]
+        assert attribute(found, began, ended) == attribute(spans, began, ended)
 
 
 def test_an_instant_is_divided_among_what_goes_on() -> None:

@@ -52,7 +52,7 @@ def set_ticket(session: Session, run_id: str, version: int, ticket: dict[str, An
         )
     session.execute(
         update(WeightVersion)
-        .where(WeightVersion.run_id == run_id, WeightVersion.version != version)
+        .where(WeightVersion.run_id == run_id, WeightVersion.version != version, WeightVersion.ticket.is_not(None))
         .values(ticket=None)
     )
     if row.step_id is not None:
