@@ -25,8 +25,9 @@ class BackOff:
         return 0.0 if self._deaths == 1 else min(self._longest, float(2 ** (self._deaths - 2)))
 
 
-START_TRIES = 3
-"""Starts in a row, none of them ever successful, after which a process counts as unable to start here."""
+START_TRIES = 5
+"""Starts in a row, none of them ever successful, after which a process counts as unable to start here. With their
+pauses they outlast a database that is being restarted."""
 
 
 class CannotStart(Exception):
@@ -46,7 +47,7 @@ class FirstStart:
     def failed(self, code: int | None, why: str) -> None:
         """A start has failed; `code` is negative where a signal ended it, None where nothing ran.
 
-        Raises CannotStart at the third one, in one line.
+        Raises CannotStart at the last try, in one line.
         """
         if self._vain < 0 or (code is not None and code <= 0):
             return

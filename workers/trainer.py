@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -67,6 +68,9 @@ def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str) -> Co
         make_engine(settings.database_url, pool_size=1),
     )
     replica.start()
+    # What is imported and loaded by now stays: `sleep`, and every collection, need not look through it again.
+    gc.collect()
+    gc.freeze()
     log.info(
         "trainer %s of cell %s: version %s; import %.1f s, load %.1f s, %.0f MB",
         incarnation[:8],

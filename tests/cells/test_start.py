@@ -10,12 +10,18 @@ from typing import Any, cast
 
 import pytest
 
+import activities.cell_process
 from activities.cell_engine import CellEngine
 from activities.cell_process import START_TRIES, CannotStart, FirstStart
 from activities.cell_store import CellStore
 from activities.cell_trainer import CellTrainer
 from gyre.config import CellConfig, RunConfig
 from workers import cell_agent
+
+
+@pytest.fixture
+def two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activities.cell_process, "START_TRIES", 2)
 
 
 async def nothing() -> None:
@@ -37,7 +43,7 @@ def test_a_kill_is_no_failure_to_start() -> None:
         first.failed(-9, "killed")
 
 
-async def test_an_engine_that_the_run_file_makes_impossible(tmp_path: Path) -> None:
+async def test_an_engine_that_the_run_file_makes_impossible(two_tries: None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 128}), encoding="utf-8")
 
     class Store:
@@ -59,7 +65,7 @@ async def test_an_engine_that_the_run_file_makes_impossible(tmp_path: Path) -> N
         await engine.keep(nothing)
 
 
-async def test_a_trainer_whose_settings_are_wrong(tmp_path: Path) -> None:
+async def test_a_trainer_whose_settings_are_wrong(two_tries: None, tmp_path: Path) -> None:
     env = {"GYRE_DATABASE_URL": "sqlite:///no"}
     trainer = CellTrainer(CellConfig(name="c0"), tmp_path / "sockets", tmp_path / "trainer.log", env)
     with pytest.raises(CannotStart, match=r"^the trainer cannot start: ended with code 2 .* it ends: gyre: GYRE_"):

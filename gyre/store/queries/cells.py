@@ -68,9 +68,7 @@ def living_trainers(session: Session, run_id: str, within_s: float) -> set[str]:
     What others claimed or held in the ledger is lost: see `requeue_lost`.
     """
     fresh = Cell.updated_at >= func.now() - dt.timedelta(seconds=within_s)
-    query = select(Cell.trainer_incarnation).where(
-        Cell.run_id == run_id, Cell.trainer_incarnation.is_not(None), fresh
-    )
+    query = select(Cell.trainer_incarnation).where(Cell.run_id == run_id, Cell.trainer_incarnation.is_not(None), fresh)
     return {found for found in session.scalars(query) if found is not None}
 
 
