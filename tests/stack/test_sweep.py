@@ -22,17 +22,19 @@ def note(data: Path, rollout: str, pid: int, start: int | None, *, ended: bool =
 
 
 def test_pid_files_name_living_harnesses_only(tmp_path: Path) -> None:
-    hidden, another, ended = (subprocess.Popen(NAP, env={}) for _ in range(3))
+    hidden, another, ended, strange = (subprocess.Popen(NAP, env={}) for _ in range(4))
     try:
         note(tmp_path, "run/s0/00/00", hidden.pid, start_ticks(hidden.pid))
         note(tmp_path, "run/s0/00/01", another.pid, 1)  # the pid was given to another process since
         note(tmp_path, "run/s0/00/02", ended.pid, start_ticks(ended.pid), ended=True)
+        note(tmp_path, "run/s0/00/03/box/workspace", strange.pid, start_ticks(strange.pid))  # an agent's wish
         (tmp_path / "rollouts" / "pid.json").write_text("an agent may write anything")
         assert sweep(tmp_path, grace_s=5.0) == {hidden.pid}
         assert another.poll() is None
         assert ended.poll() is None
+        assert strange.poll() is None
     finally:
-        for process in (hidden, another, ended):
+        for process in (hidden, another, ended, strange):
             process.kill()
             process.wait()
 

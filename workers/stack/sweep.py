@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from gyre.cli.stackfile import start_ticks
+from gyre.harness.base import BOX
 from workers.stack.processes import of_stack
 
 
@@ -43,16 +44,25 @@ def sweep(
 def _shepherds(data: Path) -> list[int]:
     """Living shepherds of harnesses, by their pid files: an environment that hides GYRE_DATA does not save them."""
     found = []
-    for path in data.glob("rollouts/**/pid.json"):
+    for path in _pid_files(data / "rollouts"):
         if not path.with_name("exit.json").exists():
             try:
                 note = json.loads(path.read_text(encoding="utf-8"))
                 pid, start = int(note["pid"]), int(note["start_time"])
             except (ValueError, KeyError, TypeError):
-                continue  # a workspace may hold a file of that name
+                continue  # not a shepherd's
             if start_ticks(pid) == start:
                 found.append(pid)
     return found
+
+
+def _pid_files(rollouts: Path) -> Iterator[Path]:
+    """Notes of rollouts and graders. Where agents write is not looked into: it is large after a long run, and a file
+    there may name anybody's process."""
+    for folder, below, files in os.walk(rollouts):
+        below[:] = [name for name in below if name != BOX]
+        if "pid.json" in files:
+            yield Path(folder) / "pid.json"
 
 
 def _send(pid: int, number: int) -> None:
