@@ -36,6 +36,10 @@ class LiveRun:
         assert state is not None, f"no stack.json yet; see {self.log}"
         return state
 
+    def ready(self) -> bool:
+        state = StackState.read(self.data)
+        return state is not None and state.state == "ready"
+
     def pid(self, name: str) -> int:
         pid = next(p.pid for p in self.state().processes if p.name == name)
         assert pid is not None, f"{name} has no process"

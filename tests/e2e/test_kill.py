@@ -27,7 +27,7 @@ def marked(data: Path) -> list[psutil.Process]:
 
 def test_a_run_survives_kills_and_counts_everything_once(start_run: Callable[..., LiveRun]) -> None:
     run = start_run(steps=STEPS)
-    run.wait_for("the first rollouts", lambda: run.state().state == "ready" and harnesses(run) > 0)
+    run.wait_for("the first rollouts", lambda: run.ready() and harnesses(run) > 0)
 
     host = run.kill("rollout-host")
     run.wait_for("two settled rollouts after the host's death", lambda: run.settled() >= 2)
@@ -90,7 +90,7 @@ def test_interrupt_leaves_nothing_and_the_same_command_resumes(start_run: Callab
     import signal
 
     run = start_run(steps=1)
-    run.wait_for("the first rollouts", lambda: run.state().state == "ready" and harnesses(run) > 0)
+    run.wait_for("the first rollouts", lambda: run.ready() and harnesses(run) > 0)
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(timeout=120) == 130, run.log.read_text()
     assert marked(run.data) == []
