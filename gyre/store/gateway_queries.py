@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import OperationalError
-from sqlalchemy import BindParameter, Text, any_, bindparam, func, insert, select, text, update
+from sqlalchemy import BindParameter, Executable, Text, any_, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -79,7 +79,11 @@ def _parameter(table: Any, column: str, prefix: str = "") -> BindParameter[Any]:
     return bindparam(f"{prefix}{column}", type_=_JSON if isinstance(kind, JSONB) else kind)
 
 
-_NODES = insert(Node).values({name: _parameter(Node.__table__, name) for name in NODE_COLUMNS})
+_NODES = (
+    pg_insert(Node)
+    .values({name: _parameter(Node.__table__, name) for name in NODE_COLUMNS})
+    .on_conflict_do_nothing(index_elements=[Node.id])
+)
 _END = (
     update(Call)
     .where(Call.id == bindparam("the_call"))
@@ -132,24 +136,35 @@ async def cell_notices(url: str, run_id: str, poll_s: float) -> AsyncIterator[No
 
 
 async def reserve_ids(engine: AsyncEngine, table: str, count: int) -> list[int]:
-    """`count` fresh ids of `table`'s sequence, so that rows can be written together without asking for theirs."""
+    """`count` fresh ids of `table`'s sequence, so that rows can be written together without asking for theirs.
+
+    Committed: a sequence that is not would be behind after a crash of Postgres, and give the same ids again.
+    """
     query = text("SELECT nextval(pg_get_serial_sequence(:table, 'id')) FROM generate_series(1, :count)")
-    async with engine.connect() as connection:
+    async with engine.begin() as connection:
         return [int(row[0]) for row in await connection.execute(query, {"table": table, "count": count})]
 
 
 async def write_calls(connection: AsyncConnection, writes: Sequence[CallWrite]) -> None:
-    """Store the writes within the connection's transaction. Order of statements satisfies the foreign keys."""
-    if begins := [w.begin for w in writes if w.begin is not None]:
-        await connection.execute(_BEGIN, begins)
+    """Store the writes within the connection's transaction. Order of statements satisfies the foreign keys.
+
+    Writing the same again changes nothing: the commit's answer may have been lost with the connection.
+    """
+    if begins := {w.call_id: w.begin for w in writes if w.begin is not None}:
+        await _each(connection, _BEGIN, list(begins.values()))
     if nodes := [node for w in writes for node in w.nodes]:
-        await connection.execute(_NODES, nodes)
+        await _each(connection, _NODES, nodes)
     if ends := [
         {"the_call": w.call_id, **{f"new_{name}": w.end.get(name) for name in END_COLUMNS}}
         for w in writes
         if w.end is not None
     ]:
-        await connection.execute(_END, ends)
+        await _each(connection, _END, ends)
+
+
+async def _each(connection: AsyncConnection, statement: Executable, rows: list[dict[str, Any]]) -> None:
+    # The driver takes a list, even of one row, by its slower way for many.
+    await connection.execute(statement, rows if len(rows) > 1 else rows[0])
 
 
 async def load_tree(engine: AsyncEngine, rollout_id: str) -> tuple[Sequence[Any], Sequence[Any], int]:

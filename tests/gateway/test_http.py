@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gyre.gateway import app as app_module
+from gyre.gateway import recorder as recorder_module
 from gyre.store.db import transaction
+from gyre.store.gateway_queries import CallWrite
 from gyre.store.models import Run
 from tests.gateway.conftest import CONTEXT, World
 
@@ -122,6 +125,40 @@ async def test_characters_that_postgres_cannot_hold(world: World) -> None:
     await world.until(lambda: len(world.calls()) == 1)
     assert world.calls()[0].request["messages"] == [{"role": "user", "content": "a\u2400b \U0001f600"}]
     call.cancel()
+
+
+async def test_a_commit_whose_answer_was_lost_is_written_again_without_harm(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres committed and died before it could say so: the same write comes once more."""
+    recorder = world.served.gateway.recorder
+    call_id, prompt_id, leaf_id = [await recorder.new_id(table) for table in ("calls", "nodes", "nodes")]
+    begin = {
+        "id": call_id, "rollout_id": world.ids[0], "seq": 0, "api": "openai-chat", "status": "running", "kind": "main",
+        "request_hash": "h", "request": {},
+    }  # fmt: skip
+    node = {"rollout_id": world.ids[0], "call_id": call_id, "length": 1, "token_ids": bytes(4)}
+    prompt = {"id": prompt_id, "parent_id": None, "kind": "prompt", "start": 0, "logprobs": None, "version_spans": None}
+    leaf = {
+        "id": leaf_id, "parent_id": prompt_id, "kind": "generated", "start": 1, "logprobs": bytes(4),
+        "version_spans": [[0, 0, 1]],
+    }  # fmt: skip
+    write = CallWrite(call_id, begin, [prompt | node, leaf | node], {"status": "complete", "leaf_id": leaf_id})
+    write.end = {**(write.end or {}), "cells": ["c0"]}
+    answered = recorder_module.write_calls
+    lost = [True]
+
+    async def write_calls(connection: AsyncConnection, writes: list[CallWrite]) -> None:
+        await answered(connection, writes)
+        if lost:
+            lost.clear()
+            await connection.commit()
+            raise ConnectionResetError
+
+    monkeypatch.setattr(recorder_module, "write_calls", write_calls)
+    await recorder.write(write)
+    [call] = world.calls()
+    assert (call.status, call.leaf_id, len(world.path(leaf_id))) == ("complete", leaf_id, 2)
 
 
 async def test_health_metrics_and_cells(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
