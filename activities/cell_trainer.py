@@ -22,6 +22,10 @@ log = logging.getLogger("gyre.cell")
 
 START_S = 900.0
 """How long a trainer may take to import, load and publish."""
+HEALTH_S = 5.0
+"""How long an answer to `status` may take, which waits for no computation, and the pause between two questions."""
+SILENT_S = 60.0
+"""A trainer that answers no question within so long is ended and started anew (after twice that, if it hangs)."""
 
 
 def trainer_socket(sockets: Path, cell: str) -> Path:
@@ -65,9 +69,7 @@ class CellTrainer:
                 self.ready.set()
                 log.info("trainer %s: ready at v%s", status.incarnation[:8], status.version)
                 await changed()
-                while process.poll() is None:  # noqa: ASYNC110  a child's death is no event of this loop
-                    await asyncio.sleep(0.1)
-                log.error("trainer: died with code %s", process.returncode)
+                await self._until_gone(process)
             self.ready.clear()
             self.incarnation = None
             await changed()
@@ -75,6 +77,21 @@ class CellTrainer:
             pause = back_off.died()
             log.info("trainer: starts again in %.0f s", pause)
             await asyncio.sleep(pause)
+
+    async def _until_gone(self, process: subprocess.Popen[bytes]) -> None:
+        silent = 0.0
+        while silent < SILENT_S:
+            for _ in range(int(HEALTH_S / 0.1)):
+                if process.poll() is not None:
+                    log.error("trainer: died with code %s", process.returncode)
+                    return
+                await asyncio.sleep(0.1)
+            try:
+                await self.client.status(HEALTH_S)
+                silent = 0.0
+            except TrainerUnavailable:
+                silent += HEALTH_S
+        log.error("trainer: no answer for %.0f s; it is ended", silent)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """End the trainer; `keep` must have been cancelled before. Blocks a few seconds at most."""

@@ -13,6 +13,7 @@ import signal
 import pytest
 
 import activities.cell_engine
+import activities.cell_trainer
 from gyre.serving.client import EngineClient
 from gyre.training.protocol import TrainerUnavailable
 from tests.cells.bench import Bench
@@ -225,8 +226,21 @@ async def test_a_push_waits_for_a_central_that_comes_back(bench: Bench) -> None:
         await bench.central.trainer.client.status()
     back = await bench.act(bench.on_satellite.cell_to_rollout, SWITCH)  # its push waits
     assert back.phases["push"] > 0.5
+    await bench.central.trainer.ready.wait()  # its agent may learn later than the push that it is back
     assert {b.holder for b in bench.micro_batches(step)} == {bench.central.trainer.incarnation}
     bench.close(step)
     done = await bench.act(bench.on_central.finish_step, m.FinishStep("cells-s0", step.id))
     assert (done.version, done.metrics["micro_batches"]) == (6, 4)
     assert await bench.act(bench.on_satellite.cell_load_weights, weights(6)) == m.CellServing(6)
+
+
+async def test_a_trainer_that_hangs_is_started_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Last: from here on the satellite's trainer is asked every half second."""
+    site = bench.satellite
+    hung = site.trainer.incarnation
+    monkeypatch.setattr(activities.cell_trainer, "HEALTH_S", 0.5)
+    monkeypatch.setattr(activities.cell_trainer, "SILENT_S", 2.0)
+    assert site.trainer.pid is not None
+    os.kill(site.trainer.pid, signal.SIGSTOP)
+    await bench.until(lambda: bench.cell().trainer_incarnation not in (hung, None), 90)
+    assert bench.cell().trainer_incarnation == site.trainer.incarnation
