@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from gyre.config.run import RunConfig
 
@@ -34,16 +35,24 @@ def load_run_config(path: Path, **overrides: object) -> RunConfig:
     return _absolute(config, path.resolve().parent)
 
 
+SHOWN = 3
+"""Bad fields that one line names; more are counted."""
+
+
 def _one_line(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(p) for p in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
+    said = [_field_error(e) for e in error.errors(include_url=False)]
+    more = f" (and {len(said) - SHOWN} more)" if len(said) > SHOWN else ""
+    return "; ".join(said[:SHOWN]) + more
+
+
+def _field_error(error: ErrorDetails) -> str:
+    field = ".".join(str(p) for p in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
         message = "unknown field; remove it or fix its spelling"
-    elif first["type"] == "missing":
+    elif error["type"] == "missing":
         message = "required field is missing"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return (f"{field}: {message}" if field else message) + more
+    return f"{field}: {message}" if field else message
 
 
 def _absolute(config: RunConfig, base: Path) -> RunConfig:

@@ -80,6 +80,13 @@ def test_bad_field_is_one_line_naming_it(run_file: Path, old: str, new: str, say
     assert str(error.value).count("pydantic") == 0
 
 
+def test_several_bad_fields_stand_in_one_line(run_file: Path) -> None:
+    rewrite(rewrite(run_file, "seed = 3", "seeed = 3"), "steps = 2", "steps = 0")
+    with pytest.raises(ConfigError) as error:
+        load_run_config(run_file)
+    assert "steps: " in str(error.value) and "seeed: unknown field" in str(error.value)
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: no such run file"):
         load_run_config(tmp_path / "none.toml")
