@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from urllib.parse import urlsplit
 
@@ -16,8 +17,10 @@ def main() -> None:
     settings = settings_or_exit()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     url = urlsplit(settings.gateway_url)
+    app = create_app(settings.run, settings.database_url)
+    gc.freeze()  # what is imported by now stays: no collection need look through it again
     uvicorn.run(
-        create_app(settings.run, settings.database_url),
+        app,
         host=url.hostname or "127.0.0.1",
         port=url.port or 80,
         log_level="warning",

@@ -15,6 +15,11 @@ from gyre.gateway.policy import Ids
 
 # Tokens that the engine lets pile up before it sends a chunk; the first token comes at once.
 STREAM_INTERVAL = 16
+# Seconds for the end of a stream to follow its last chunk. Then the connection serves the next request; one that is
+# closed instead looks to the engine like a client that left.
+STREAM_END_S = 0.25
+# Seconds that an idle connection is kept: less than the engine's own 5, so that none is used that it just closes.
+KEEP_ALIVE_S = 4.0
 
 
 # SGLang gives the log-probs of a truncated distribution only for a finite support (`--sampling-mask-max-tokens`, 4096).
@@ -139,7 +144,7 @@ class EngineClient:
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
             )
         return self._http
@@ -170,6 +175,8 @@ class EngineClient:
                     raise EngineGone(f"HTTP {response.status}: {text}")
                 async for event in self._events(response):
                     chunk = assembler.chunk(event)
+                    if chunk.finish is not None:
+                        await _read_to_the_end(response)
                     yield chunk
                     if chunk.finish is not None:
                         return
@@ -211,3 +218,9 @@ class EngineClient:
             async with asyncio.timeout(2.0):
                 response = await self._session().post(f"{url}/abort_request", json={"rid": rid})
                 response.close()
+
+
+async def _read_to_the_end(response: aiohttp.ClientResponse) -> None:
+    with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
+        async with asyncio.timeout(STREAM_END_S):
+            await response.read()

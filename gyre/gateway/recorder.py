@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 ID_BLOCK = 64
 RETRY_S = (0.1, 2.0)
+# Seconds for which the row of a call that begins waits for a transaction that is needed anyway.
+COMPANY_S = 0.1
 # Postgres is away, or so slow that the pool has no connection free: there is a next time.
 AWAY = (OperationalError, InterfaceError, NoConnection, OSError)
 
@@ -93,13 +95,23 @@ class Recorder:
     async def _run(self) -> None:
         while True:
             batch = [await self._queue.get()]
-            while not self._queue.empty():
-                batch.append(self._queue.get_nowait())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMPANY_S):
+                    await self._fill(batch)
             try:
                 await self._commit(batch)
             finally:
                 for _ in batch:
                     self._queue.task_done()
+
+    async def _fill(self, batch: list[tuple[CallWrite, asyncio.Future[None], float]]) -> None:
+        """Add what is queued, and go on until somebody waits for the commit: nobody does for a row that begins."""
+        while True:
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            if any(write.end is not None for write, _, _ in batch):
+                return
+            batch.append(await self._queue.get())
 
     async def _commit(self, batch: list[tuple[CallWrite, asyncio.Future[None], float]]) -> None:
         """Commit the batch; where one of its rows is bad, each on its own, so that only the bad one fails."""

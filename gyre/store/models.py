@@ -218,7 +218,7 @@ class Node(Base):
 
 
 class Call(Base):
-    """One model call. Written by the gateway: a row when it begins, completed before its last byte is sent."""
+    """One model call. Written by the gateway: a row soon after it begins, completed before its last byte is sent."""
 
     __tablename__ = "calls"
     __table_args__ = (

@@ -78,6 +78,7 @@ async def test_kill_9_in_mid_call(live: World, sglang: EngineProcess, process: P
     history = [*START, first, *results(first)]
     call = asyncio.create_task(ask(history))
     await until_running(sglang, 1)
+    await live.until(lambda: len(live.calls()) == 2)
     process.kill()
     await process.start()
     second = await call  # the client's own retry: the harness sees only time

@@ -87,3 +87,15 @@ async def test_one_bad_row_fails_alone_and_the_writer_goes_on(written: list[int]
     await asyncio.wait_for(writer.write(CallWrite(3)), 3)
     assert written == [1, 2, 3]
     await writer.stop()
+
+
+async def test_a_beginning_waits_for_company_and_an_end_does_not(written: list[int]) -> None:
+    writer = recorder()
+    writer.start()
+    began = writer.post(CallWrite(1))
+    await asyncio.sleep(module.COMPANY_S / 4)
+    assert not began.done()
+    await writer.write(CallWrite(2, end={}))
+    assert began.done() and written == [1, 2]
+    await asyncio.wait_for(writer.post(CallWrite(3)), module.COMPANY_S * 10)  # nobody came
+    await writer.stop()

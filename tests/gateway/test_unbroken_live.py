@@ -125,7 +125,7 @@ async def test_a_client_that_leaves(live: World, sglang: EngineProcess) -> None:
     call = ask(live)
     await until_running(sglang, 1)
     call.cancel()
-    await live.until(lambda: live.calls()[0].status == "incomplete")
+    await live.until(lambda: [c.status for c in live.calls()] == ["incomplete"])
     await until_running(sglang, 0)
     leaf = live.node(live.calls()[0].leaf_id)
     assert 0 < leaf.length < 400
@@ -146,7 +146,7 @@ async def test_a_stream_that_is_dropped(live: World, sglang: EngineProcess) -> N
         )
         await until_running(sglang, 1)
         post.cancel()
-    await live.until(lambda: live.calls()[0].status == "incomplete")
+    await live.until(lambda: [c.status for c in live.calls()] == ["incomplete"])
     await until_running(sglang, 0)
 
 
