@@ -13,7 +13,7 @@ import torch
 from activities.cell_process import BackOff, FirstStart
 from activities.cell_store import CellStore
 from gyre.config import CellConfig
-from gyre.serving.client import EngineClient, EngineError
+from gyre.serving.client import EngineClient, EngineError, warm_up
 from gyre.serving.launch import EngineProcess, EngineStartError
 from gyre.store.models import WeightVersion
 from gyre.transfer import Ticket, TransferError, WeightPuller, open_puller
@@ -93,6 +93,7 @@ class CellEngine:
     async def _start(self) -> None:
         version, folder, _ = await self._store.newest_version()
         self.process.start(folder, version)
+        await asyncio.to_thread(warm_up)
         await self.process.wait_ready(START_S)
         if self._client is not None:
             await self._client.aclose()

@@ -171,6 +171,11 @@ class EngineClient:
             )
 
 
+def warm_up() -> None:
+    """Have torch start what the first weights of a process need to be shared, before a change of role waits for it."""
+    _share({"nothing": torch.zeros(1)})
+
+
 def _share(tensors: dict[str, torch.Tensor]) -> tuple[str, torch.Tensor]:
     """The tensors as SGLang's `MultiprocessingSerializer` writes them, without importing SGLang (10 CPU-seconds).
 
