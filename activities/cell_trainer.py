@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from activities.cell_process import BackOff, FirstStart
 from gyre.config import CellConfig
-from gyre.serving.process import child_setup
+from gyre.serving.process import child_setup, end_group
 from gyre.training.client import TrainerClient
 from gyre.training.protocol import TrainerStatus, TrainerUnavailable
 
@@ -97,17 +96,8 @@ class CellTrainer:
         """End the trainer; `keep` must have been cancelled before. Blocks a few seconds at most."""
         self.ready.clear()
         process, self._process = self._process, None  # `keep` and the agent's end may both call, on two threads
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if process is not None:
+            end_group(process, grace_s)
 
     async def status(self) -> TrainerStatus:
         """State of the living trainer; waits for one."""

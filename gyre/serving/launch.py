@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pkgutil
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from gyre.config import CellConfig, ServingConfig
-from gyre.serving.process import child_setup, free_port
+from gyre.serving.process import child_setup, end_group, free_port
 
 STREAM_INTERVAL = 16
 """Tokens of one streamed chunk (a request may override it: `sampling_params.stream_interval`). Each chunk costs the
@@ -200,17 +198,8 @@ class EngineProcess:
     def stop(self, grace_s: float = 3.0) -> None:
         """End the server and all its children; safe to call at any time, twice, and from two threads."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+        if process is not None:
+            end_group(process, grace_s)
 
     def _log_tail(self, lines: int = 15) -> str:
         text = self._log_path.read_text(encoding="utf-8", errors="replace") if self._log_path.exists() else ""

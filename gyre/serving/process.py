@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -30,6 +32,19 @@ def child_setup(cpus: Sequence[int] = ()) -> Callable[[], None]:
             os.sched_setaffinity(0, cores)
 
     return setup
+
+
+def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a child that leads its own process group, and whatever of the group outlives it. Blocks `grace_s` at most."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def usable_cores(cpus: Sequence[int], cpus_of_run: Sequence[int], allowed: AbstractSet[int]) -> list[int]:
