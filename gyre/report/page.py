@@ -30,7 +30,7 @@ MEANING = {
     "prefill": "a model call was sent to an engine and has no token yet",
     "waiting for a cell": "a model call waits for a cell that may serve it",
     "harness and tools": "a harness runs and waits for no model call: it starts, thinks, or runs its tools",
-    "scoring": "from a harness's end to its score",
+    "scoring": "hidden tests run",
     "training": "a cell computes a micro-batch",
     "optimizer step": "all gradients are in: optimizer step and checkpoint",
     "weights": "the new version is being published",

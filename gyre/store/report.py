@@ -214,7 +214,8 @@ spans AS (
     UNION ALL SELECT 'prefill', routed_at, first_token_at FROM c
     UNION ALL SELECT 'decode', first_token_at, ended_at FROM c
     UNION ALL SELECT 'harness and tools', began, ended FROM between_calls
-    UNION ALL SELECT 'scoring', harness_ended_at, scored_at FROM rollouts WHERE run_id = :run
+    UNION ALL SELECT 'scoring', t.started_at, t.ended_at
+                FROM scores t JOIN rollouts r ON r.id = t.rollout_id WHERE r.run_id = :run
     UNION ALL SELECT 'training', m.claimed_at, m.computed_at
                 FROM micro_batches m JOIN steps s ON s.id = m.step_id WHERE s.run_id = :run
     UNION ALL SELECT 'optimizer step', greatest(s.rollouts_done_at, max(m.computed_at)), s.trained_at

@@ -66,6 +66,9 @@ def _step(s: Session, index: int) -> None:
             text("UPDATE rollouts SET created_at = :c, scored_at = :e, settled_at = :e WHERE id = :id"),
             {"c": _in(index, 0), "e": _in(index, 20), "id": rollout},
         )
+        status = "no_reward" if reward is None else "ok"
+        queries.record_score(s, rollout, 1, status, reward, {}, _in(index, 18))
+        s.execute(text("UPDATE scores SET ended_at = :e WHERE rollout_id = :id"), {"e": _in(index, 20), "id": rollout})
         for seq, (a, b, c, d) in enumerate(((2, 3, 4, 8), (10, 10, 11, 16))):
             s.execute(
                 text(

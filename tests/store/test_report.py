@@ -56,6 +56,7 @@ def test_a_run_is_told(engine: Engine) -> None:
             first = add_call(s, rollout)
             add_call(s, rollout, first)
             queries.set_rollout(s, rollout, harness_started_at=at(1), harness_ended_at=at(9), scored_at=at(10))
+            queries.record_score(s, rollout, 1, "ok", float(i), {}, at(9))
             settle(s, rollout, float(i))
         hand_out(s, world.group_ids[0], branch_cap=5, micro_batch_tokens=64, normalize_std=True)
         queries.close_step(s, world.step_id)
@@ -85,6 +86,7 @@ def test_a_run_is_told(engine: Engine) -> None:
                 (0, 16, 17, 15),
             ),
             ("UPDATE role_changes SET started_at = :a, ended_at = :b", (10, 11, 0, 0)),
+            ("UPDATE scores SET started_at = :a, ended_at = :b", (9, 10, 0, 0)),
             ("UPDATE runs SET started_at = :a, ended_at = :b", (0, 20, 0, 0)),
         ):
             bound = dict(zip("abcd", map(at, values), strict=True))
