@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus
@@ -15,13 +16,17 @@ EVERY_S = 8.0
 
 
 @asynccontextmanager
-async def beating(every_s: float = EVERY_S) -> AsyncIterator[None]:
-    """Heartbeat while the block runs."""
+async def beating(
+    every_s: float = EVERY_S, detail: Callable[[], tuple[Any, ...]] = tuple, *, at_once: bool = False
+) -> AsyncIterator[None]:
+    """Heartbeat with `detail()` while the block runs; `at_once`: also when it begins, not only after `every_s`."""
 
     async def beat() -> None:
+        if at_once:
+            activity.heartbeat(*detail())
         while True:
             await asyncio.sleep(every_s)
-            activity.heartbeat()
+            activity.heartbeat(*detail())
 
     task = asyncio.create_task(beat())
     try:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.beat import beating
 from activities.cell_site import CellSite, Phases
 from activities.cell_work import POLL_S, REQUEUE_S, Work, prepare, push_held
 from gyre.serving.client import EngineError
@@ -237,17 +238,6 @@ class CellActivities:
             )
 
 
-@asynccontextmanager
-async def _beating(detail: Callable[[], tuple[Any, ...]] = tuple) -> AsyncIterator[None]:
+def _beating(detail: Callable[[], tuple[Any, ...]] = tuple) -> AbstractAsyncContextManager[None]:
     """Heartbeat while the block runs: a lost agent is noticed, and a cancellation arrives."""
-
-    async def beat() -> None:
-        while True:
-            activity.heartbeat(*detail())
-            await asyncio.sleep(BEAT_S)
-
-    task = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        task.cancel()
+    return beating(BEAT_S, detail, at_once=True)

@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 
 from gyre.config import CellConfig, ServingConfig
-from gyre.serving.process import child_setup, end_group, free_port
+from gyre.ports import free_port
+from gyre.serving.process import child_setup, end_group
 
 STREAM_INTERVAL = 16
 """Tokens of one streamed chunk (a request may override it: `sampling_params.stream_interval`). Each chunk costs the

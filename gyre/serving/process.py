@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -57,10 +56,3 @@ def usable_cores(cpus: Sequence[int], cpus_of_run: Sequence[int], allowed: Abstr
         return list(cpus)
     places = sorted(allowed)
     return sorted({places[c % len(places)] for c in cpus})
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listened on a moment ago."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        return int(s.getsockname()[1])

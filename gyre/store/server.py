@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import IO
 import psutil
 import psycopg
 
+from gyre.ports import free_port
 from gyre.store import privileges
 
 STOP_SIGNAL = signal.SIGINT
@@ -73,14 +73,6 @@ def server_command(data_dir: Path, port: int) -> ServerCommand:
     argv = [sys.executable, "-m", "gyre.store.server", "--data", str(data_dir), "--port", str(port)]
     url = f"postgresql+psycopg://{_USER}:{_password(data_dir)}@127.0.0.1:{port}/{DATABASE}"
     return ServerCommand(argv, url)
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def wait_ready(url: str, timeout_s: float = 30.0, process: subprocess.Popen[bytes] | None = None) -> None:

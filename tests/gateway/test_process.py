@@ -14,8 +14,8 @@ import httpx
 import openai
 import pytest
 
+from gyre.ports import free_port
 from gyre.serving.launch import EngineProcess
-from gyre.serving.process import free_port
 from tests.gateway.conftest import BASH, World
 from tests.gateway.test_conversation_live import START, results
 from tests.gateway.test_unbroken_live import until_running
