@@ -121,7 +121,8 @@ def test_never_torn_while_the_publisher_overwrites(backend: str) -> None:
         publisher.tell("spin 0.2")
         versions, laps = [], 0
         deadline = time.monotonic() + 60
-        while len(versions) < 25:
+        # Both counts, since how many pulls fall between two publications is the machine's business.
+        while len(versions) < 25 or len(set(versions)) <= 5:
             assert time.monotonic() < deadline, f"starved: {len(versions)} pulls, {laps} lapped"
             try:
                 version, tensors = puller.pull()
@@ -130,7 +131,7 @@ def test_never_torn_while_the_publisher_overwrites(backend: str) -> None:
                 continue
             assert_untorn(version, tensors)
             versions.append(version)
-        assert versions == sorted(versions) and len(set(versions)) > 5
+        assert versions == sorted(versions)
 
 
 def interrupt(backend: str, monkeypatch: pytest.MonkeyPatch, action: Any) -> None:
