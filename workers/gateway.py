@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from gyre.gateway.app import create_app
+from gyre.harness.registry import dialect_of
 from workers.settings import settings_or_exit
 
 
@@ -17,7 +18,7 @@ def main() -> None:
     settings = settings_or_exit()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     url = urlsplit(settings.gateway_url)
-    app = create_app(settings.run, settings.database_url)
+    app = create_app(settings.run, settings.database_url, dialect_of(settings.run.harness))
     gc.freeze()  # what is imported by now stays: no collection need look through it again
     uvicorn.run(
         app,

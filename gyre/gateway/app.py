@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gyre.config import RunConfig
 from gyre.gateway import openai_chat
 from gyre.gateway.calls import Calls, LiveCall
+from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.metrics import Metrics
 from gyre.gateway.policy import Policy
@@ -83,17 +84,17 @@ class Delivery(Response):
                 if not self._begun:
                     await _start(send, 200, "text/event-stream")
                     self._begun = True
-                await send({"type": "http.response.body", "body": b": working\n\n", "more_body": True})
+                await send({"type": "http.response.body", "body": self._wire.PING, "more_body": True})
         return not gone.done()
 
     async def _send(self, send: Send) -> None:
         try:
             result = _result(self._call)
         except GatewayError as error:
-            body = self._wire.error_body(error)
             if self._begun:
-                await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+                await send({"type": "http.response.body", "body": self._wire.error_event(error)})
                 return
+            body = self._wire.error_body(error)
             await _start(send, error.status, "application/json", len(body))
             await send({"type": "http.response.body", "body": body})
             return
@@ -134,8 +135,11 @@ async def _start(send: Send, status: int, media_type: str, length: int | None = 
 class Gateway:
     """The parts of a running gateway, and its endpoints."""
 
-    def __init__(self, run: RunConfig, database_url: str, *, write_patience_s: float = 60.0) -> None:
+    def __init__(
+        self, run: RunConfig, database_url: str, dialect: Dialect = PLAIN, *, write_patience_s: float = 60.0
+    ) -> None:
         self.run = run
+        self.dialect = dialect
         self.url = database_url
         self.metrics = Metrics()
         # No overflow: opening a connection costs more than waiting for one. No ping before use: what fails because
@@ -144,7 +148,7 @@ class Gateway:
         self.router = Router()
         self.recorder = Recorder(self.engine, self.metrics, write_patience_s)
         self.calls = Calls(
-            run.run_id, Policy(run.policy), run.sampling, run.serving, self.router, self.recorder, self.metrics
+            run.run_id, Policy(run.policy), run.sampling, run.serving, self.router, self.recorder, self.metrics, dialect
         )
 
     @contextlib.asynccontextmanager
@@ -186,10 +190,11 @@ class Gateway:
             token = _token(http)
             body = await _body(http)
             session = await self.calls.session(token)
-            request = wire.parse_request(body, self.run.policy.name)
+            request = self.dialect.normalise(wire.parse_request(body, self.run.policy.name))
         except GatewayError as error:
             return _error(error, wire)
-        call = self.calls.submit(session, request, body)
+        hint = self.dialect.hint(http.headers, request)
+        call = self.calls.submit(session, request, body, hint)
         return Delivery(call, wire, self.run.policy.name, stream=request.stream, usage=request.stream_usage)
 
     async def models(self, http: HttpRequest) -> Response:
@@ -214,12 +219,16 @@ class Gateway:
         return _json({"cells": self.router.view(), "waiting": self.router.waiting})
 
 
-def create_app(run: RunConfig, database_url: str, *, write_patience_s: float = 60.0) -> Starlette:
-    """The application for one run. `write_patience_s`: how long writes wait for a Postgres that is away.
+def create_app(
+    run: RunConfig, database_url: str, dialect: Dialect = PLAIN, *, write_patience_s: float = 60.0
+) -> Starlette:
+    """The application for one run, whose harness speaks `dialect`.
+
+    `write_patience_s`: how long writes wait for a Postgres that is away.
 
     Raises FileNotFoundError where the policy has no tokenizer.
     """
-    gateway = Gateway(run, database_url, write_patience_s=write_patience_s)
+    gateway = Gateway(run, database_url, dialect, write_patience_s=write_patience_s)
 
     async def not_found(_: HttpRequest, __: Exception) -> Response:
         return _error(GatewayError("not_found", "Unknown path; use /r/<token>/v1/chat/completions."), openai_chat)

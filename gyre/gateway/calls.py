@@ -15,6 +15,7 @@ import numpy as np
 
 from gyre.config import SamplingConfig, ServingConfig
 from gyre.gateway.conversation import Plan, plan, prompt_thinking
+from gyre.gateway.dialect import PLAIN, Dialect, Hint
 from gyre.gateway.engine import EngineBroken, EngineClient, EngineRefused
 from gyre.gateway.errors import GatewayError, context_overflow
 from gyre.gateway.generation import Answer, Ask, generate
@@ -97,7 +98,9 @@ class Calls:
         router: Router,
         recorder: Recorder,
         metrics: Metrics,
+        dialect: Dialect = PLAIN,
     ) -> None:
+        self.dialect = dialect
         self.run_id = run_id
         self.policy = policy
         self.router = router
@@ -161,19 +164,19 @@ class Calls:
             elif (session := self.sessions.get(token)) is not None:
                 session.facts, session.checked_at = facts, now
 
-    def submit(self, session: Session, request: Request, body: bytes) -> LiveCall:
+    def submit(self, session: Session, request: Request, body: bytes, hint: Hint) -> LiveCall:
         """The call for `request`: a new one, or one with the same bytes that is not delivered yet. Comes attached."""
         key = hashlib.sha256(body).hexdigest()
         call = session.live.get(key)
         if call is not None and not _failed(call.task):
             self.metrics.joined.inc()
         else:
-            call = LiveCall(session, key, lambda live: self._work(live, request))
+            call = LiveCall(session, key, lambda live: self._work(live, request, hint))
             session.live[key] = call
         call.attach()
         return call
 
-    async def _work(self, live: LiveCall, request: Request) -> Result:
+    async def _work(self, live: LiveCall, request: Request, hint: Hint) -> Result:
         session, key = live.session, live.request_hash
         if (turn := session.undelivered.pop(key, None)) is not None:
             self.metrics.joined.inc()
@@ -184,7 +187,7 @@ class Calls:
         status = "failed"
         try:
             call_id = await self._recorder.new_id("calls")
-            planned = plan(session.tree, self.policy, request)
+            planned = plan(session.tree, self.policy, request, hint)
             begin = self._begin(session, request, key, seq, call_id, planned, started)
             result = await self._answer(live, request, planned, begin, clock)
             status = "complete"

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from gyre.gateway.dialect import Hint
 from gyre.gateway.messages import Message, Request, common_prefix
 from gyre.gateway.policy import Ids, Policy
 from gyre.gateway.tree import Match, Node, Tree, Turn
+
+NOTHING = Hint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,13 @@ class Plan:
         return self.new_ids if self.parent is None else np.concatenate([self.parent.tokens(), self.new_ids])
 
 
-def plan(tree: Tree, policy: Policy, request: Request) -> Plan:
+def plan(tree: Tree, policy: Policy, request: Request, hint: Hint = NOTHING) -> Plan:
     """Match `request` against `tree` and tokenise what is new. Changes nothing."""
     tools_key = request.tools_key
     match = tree.match(request.messages, tools_key)
     reason = tree.fork_reason(match, request.messages, tools_key)
     rest = request.messages[match.position :]
-    kind = _kind(tree, match, request, tools_key)
+    kind = hint.kind or _kind(tree, match, request, tools_key)
     if reason == "resample":
         twin = next(
             t

@@ -32,11 +32,15 @@ STATUS: dict[ErrorKind, int] = {
 class GatewayError(Exception):
     """A call that gets an error instead of an answer.
 
-    `message` is one line for the harness's author; `param` names the request field at fault, where one is.
+    `message` is one line for the harness's author; `param` names the request field at fault, where one is. `overflow`
+    is (tokens of the prompt, tokens of the context), for a format that words a context overflow in its own way.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, kind: ErrorKind, message: str, param: str | None = None, overflow: tuple[int, int] | None = None
+    ) -> None:
         super().__init__(message)
+        self.overflow = overflow
         self.kind: ErrorKind = kind
         self.message = message
         self.param = param
@@ -54,4 +58,5 @@ def context_overflow(prompt_tokens: int, context: int) -> GatewayError:
         f"This model's maximum context length is {context} tokens. However, your messages resulted in {prompt_tokens} "
         "tokens. Please reduce the length of the messages.",
         "messages",
+        (prompt_tokens, context),
     )

@@ -12,6 +12,7 @@ from gyre.gateway.messages import Message, Request, ToolCall, system_text
 from gyre.gateway.result import Result
 
 API = "openai-chat"
+PING = b": working\n\n"
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _ERROR_TYPES: dict[ErrorKind, tuple[str, str | None]] = {
@@ -226,6 +227,11 @@ def error_body(error: GatewayError) -> bytes:
     """An error in OpenAI's shape."""
     kind, code = _ERROR_TYPES[error.kind]
     return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.param, "code": code}})
+
+
+def error_event(error: GatewayError) -> bytes:
+    """An error on a stream that has begun."""
+    return b"data: " + error_body(error) + b"\n\n"
 
 
 def models(model: str) -> bytes:

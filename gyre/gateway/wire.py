@@ -15,12 +15,19 @@ class WireFormat(Protocol):
     """One provider's API."""
 
     API: str
+    """Name of the format, as `calls.api` has it."""
+    PING: bytes
+    """What keeps a stream alive while the answer is not there."""
 
     def parse_request(self, body: bytes, model: str) -> Request:
         """A request body in normal form. Raises GatewayError."""
 
     def parse_message(self, data: Any, where: str) -> Message:
-        """One message in normal form. Raises GatewayError."""
+        """One message in normal form, from what `Message.raw` holds: a piece of wire that is exactly one message.
+
+        Where one message of the wire is several in normal form (tool results beside text), each has a raw of its own.
+        Raises GatewayError.
+        """
 
     def response(self, result: Result, model: str) -> bytes:
         """The body of a whole answer."""
@@ -30,6 +37,9 @@ class WireFormat(Protocol):
 
     def error_body(self, error: GatewayError) -> bytes:
         """An error in the provider's shape."""
+
+    def error_event(self, error: GatewayError) -> bytes:
+        """An error on a stream that has begun."""
 
 
 FORMATS: dict[str, WireFormat] = {openai_chat.API: openai_chat}

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from gyre.gateway.dialect import Dialect
 
 BOX = "box"
 """The agent's own part of a rollout's folder: workspace/, home/ and tmp/. What Gyre keeps lies beside it, not in it, so
@@ -67,6 +69,8 @@ class Harness(Protocol):
     """An agent program that is run unmodified and speaks to the gateway over HTTP."""
 
     name: str
+    dialect: ClassVar[Dialect]
+    """How its calls speak; the gateway asks it."""
 
     @property
     def preload(self) -> Preload | None:

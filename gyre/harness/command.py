@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
+from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.harness.base import BOX, Launch, LaunchContext, Preload, base_env
 
 
@@ -23,6 +25,8 @@ def fill(text: str, ctx: LaunchContext) -> str:
 
 class CommandHarness:
     """A program given by its argv; it gets the gateway's URL in the usual variables as well."""
+
+    dialect: ClassVar[Dialect] = PLAIN
 
     def __init__(self, argv: list[str], env: Mapping[str, str], name: str = "command") -> None:
         self.name = name

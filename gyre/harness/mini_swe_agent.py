@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
+from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env
 from gyre.harness.command import fill
 
@@ -54,6 +56,7 @@ class MiniSweAgent:
     """`mini -m openai/<model> -t <instruction> -y --exit-immediately`, once a rollout."""
 
     name = "mini-swe-agent"
+    dialect: ClassVar[Dialect] = PLAIN  # one agent, one strict conversation: nothing to tell
 
     def __init__(self, config: Path | None, env: Mapping[str, str], *, warm: bool = True) -> None:
         """`config` is mini-swe-agent's own YAML file (None: its built-in mini.yaml). Raises HarnessError."""

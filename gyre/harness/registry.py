@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gyre.config.run import HarnessConfig
+from gyre.gateway.dialect import Dialect
 from gyre.harness.base import Harness, HarnessError
 from gyre.harness.command import CommandHarness
 from gyre.harness.mini_swe_agent import MiniSweAgent
@@ -15,8 +16,25 @@ _MAKERS: dict[str, Callable[[HarnessConfig], Harness]] = {
 }
 
 
+_DIALECTS: dict[str, Dialect] = {"mini-swe-agent": MiniSweAgent.dialect, "command": CommandHarness.dialect}
+
+
+def dialect_of(config: HarnessConfig) -> Dialect:
+    """The dialect of the harness that `config` names; the harness need not be installed where this is asked.
+
+    Raises HarnessError for an unknown name.
+    """
+    if config.name not in _DIALECTS:
+        raise _unknown(config)
+    return _DIALECTS[config.name]
+
+
 def make_harness(config: HarnessConfig) -> Harness:
     """The harness that `config` names. Raises HarnessError: unknown name, or something that it needs is missing."""
     if config.name not in _MAKERS:
-        raise HarnessError(f"harness.name: no harness is named {config.name!r}; known are {', '.join(_MAKERS)}")
+        raise _unknown(config)
     return _MAKERS[config.name](config)
+
+
+def _unknown(config: HarnessConfig) -> HarnessError:
+    return HarnessError(f"harness.name: no harness is named {config.name!r}; known are {', '.join(_MAKERS)}")
