@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import OperationalError
-from sqlalchemy import BindParameter, Executable, Text, any_, bindparam, func, select, text, update
+from sqlalchemy import BigInteger, BindParameter, Executable, Integer, Text, any_, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -42,17 +42,32 @@ class CellRow:
     engine_incarnation: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSplit:
+    """Cut prompt node `node_id` after its first `at` tokens, so that another prompt can share them.
+
+    The first `at` tokens become node `new_id`, with the old parent, start, rollout and call. The old node keeps its id
+    (its children and its calls need no change) and the rest, below `new_id`.
+    """
+
+    node_id: int
+    new_id: int
+    at: int
+
+
 @dataclass(slots=True)
 class CallWrite:
     """A call's row as it begins and, with `end` and `nodes`, as it ends; what is written is written at once.
 
-    `begin` and `nodes` hold whole rows (column -> value); `end` the columns that change when the call ends.
+    `begin` and `nodes` hold whole rows (column -> value); `end` the columns that change when the call ends. `splits`
+    are done, in order, before this write's `nodes` and after those of the writes before it.
     """
 
     call_id: int
     begin: dict[str, Any] | None = None
     nodes: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
+    splits: list[NodeSplit] = field(default_factory=list)
 
 
 END_COLUMNS = (
@@ -89,6 +104,19 @@ _END = (
     .where(Call.id == bindparam("the_call"))
     .values({name: _parameter(Call.__table__, name, "new_") for name in END_COLUMNS})
 )
+# One statement, so that a split is whole. Where `new_id` is there already, nothing is inserted and nothing updated.
+_SPLIT = text("""
+    WITH head AS (
+        INSERT INTO nodes (id, rollout_id, parent_id, call_id, kind, start, length, token_ids)
+        SELECT :new_id, rollout_id, parent_id, call_id, kind, start, :at, substr(token_ids, 1, 4 * :at)
+          FROM nodes WHERE id = :node_id AND kind = 'prompt' AND length > :at AND :at > 0
+        ON CONFLICT (id) DO NOTHING RETURNING id)
+    UPDATE nodes SET parent_id = head.id, start = start + :at, length = length - :at,
+                     token_ids = substr(token_ids, 4 * :at + 1)
+      FROM head WHERE nodes.id = :node_id
+""").bindparams(*(bindparam(name, type_=kind) for name, kind in
+                  (("new_id", BigInteger), ("node_id", BigInteger), ("at", Integer))))  # fmt: skip
+_SPLIT_MISSING = text("SELECT * FROM unnest(:ids) AS id WHERE id NOT IN (SELECT id FROM nodes WHERE id = ANY (:ids))")
 
 
 _FACTS = select(Rollout.token, Rollout.id, Rollout.run_id, Rollout.state, Rollout.min_version, Rollout.temperature)
@@ -149,11 +177,18 @@ async def write_calls(connection: AsyncConnection, writes: Sequence[CallWrite]) 
     """Store the writes within the connection's transaction. Order of statements satisfies the foreign keys.
 
     Writing the same again changes nothing: the commit's answer may have been lost with the connection.
+    Raises ValueError for a split of a node that is not there, is not a prompt, or is not longer than `at`.
     """
     if begins := {w.call_id: w.begin for w in writes if w.begin is not None}:
         await _each(connection, _BEGIN, list(begins.values()))
-    if nodes := [node for w in writes for node in w.nodes]:
-        await _each(connection, _NODES, nodes)
+    nodes: list[dict[str, Any]] = []
+    for write in writes:
+        if write.splits:
+            await _each(connection, _NODES, nodes)  # what is split may be among them
+            nodes = []
+            await _split(connection, write.splits)
+        nodes += write.nodes
+    await _each(connection, _NODES, nodes)
     if ends := [
         {"the_call": w.call_id, **{f"new_{name}": w.end.get(name) for name in END_COLUMNS}}
         for w in writes
@@ -162,7 +197,18 @@ async def write_calls(connection: AsyncConnection, writes: Sequence[CallWrite]) 
         await _each(connection, _END, ends)
 
 
+async def _split(connection: AsyncConnection, splits: Sequence[NodeSplit]) -> None:
+    await _each(connection, _SPLIT, [{"node_id": s.node_id, "new_id": s.new_id, "at": s.at} for s in splits])
+    if missing := set(await connection.scalars(_SPLIT_MISSING, {"ids": [s.new_id for s in splits]})):
+        bad = next(s for s in splits if s.new_id in missing)
+        raise ValueError(
+            f"node {bad.node_id} cannot be split at {bad.at}: it must be a prompt with more tokens than that"
+        )
+
+
 async def _each(connection: AsyncConnection, statement: Executable, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
     # The driver takes a list, even of one row, by its slower way for many.
     await connection.execute(statement, rows if len(rows) > 1 else rows[0])
 
