@@ -9,14 +9,16 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PINNED := --constraint requirements/constraints.txt
 STAMP := .venv/.stamp
 MINI_STAMP := .venvs/mini/.stamp
+NODE_STAMP := .venvs/node/.stamp
 RUN ?= examples/quickstart/run.toml
 
-.PHONY: help setup train test lint bench down clean system-libraries
+.PHONY: help setup harnesses train test lint bench down clean system-libraries
 
 help:
 	@echo "make train   set up, then train the quickstart policy (RUN=file.toml for another run)"
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make setup   environments .venv and .venvs/mini"
+	@echo "make harnesses   Claude Code, Qwen Code and Codex into .venvs/node (1.4 GB; needs npm)"
 	@echo "make lint | bench | down | clean"
 
 setup: $(STAMP) $(MINI_STAMP)
@@ -43,6 +45,18 @@ $(MINI_STAMP): requirements/mini.txt requirements/constraints-mini.txt
 	.venvs/mini/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements/constraints-mini.txt -r requirements/mini.txt
 	@touch $@
 
+harnesses: $(NODE_STAMP)
+
+# No package's install script runs: the binaries lie in packages of their own, and Node 22 is one of them. Not `npm ci`:
+# it refuses a lock without optional packages for other systems, some of which not every registry has.
+$(NODE_STAMP): requirements/node/package.json requirements/node/package-lock.json
+	@command -v npm >/dev/null || { echo "make harnesses: no npm found; install Node.js 20 or newer with npm (Debian: apt-get install npm)"; exit 1; }
+	@echo "installing Claude Code, Qwen Code and Codex into .venvs/node (half a minute, 1.4 GB)"
+	@mkdir -p .venvs/node
+	@cp requirements/node/package.json requirements/node/package-lock.json .venvs/node/
+	npm install --no-save --prefix .venvs/node --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 # Mooncake's library loads libibverbs. Without it Gyre works too: bytes then move over plain sockets.
 system-libraries:
 	@if $(BIN)/python -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then :; \
@@ -55,6 +69,8 @@ train: setup
 	@$(BIN)/gyre train $(RUN)
 
 test: setup lint
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory harnesses; \
+	else echo "no npm: the tests of Claude Code, Qwen Code and Codex are skipped"; fi
 	$(BIN)/python -m pytest
 
 lint: setup

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Literal
+
+from gyre.harness import npm
+from gyre.harness.base import HarnessError
 
 SOURCE = Path(__file__).resolve().parents[2]
 SETUP = "make setup"
@@ -153,6 +157,26 @@ def harness() -> Iterator[Finding]:
     )
 
 
+def npm_harnesses() -> Iterator[Finding]:
+    """Claude Code, Qwen Code and Codex, in the pinned versions; only runs that name them need them."""
+    pins_file = SOURCE / "requirements" / "node" / "package.json"
+    wanted: dict[str, str] = json.loads(pins_file.read_bytes())["dependencies"] if pins_file.exists() else {}
+    there, missing = [], []
+    for alias, pin in wanted.items():
+        name, _, exact = pin.removeprefix("npm:").rpartition("@")
+        try:
+            npm.package(name or alias, exact)
+        except HarnessError:
+            missing.append(f"{(name or alias).rpartition('/')[2]} {exact}")
+        else:
+            there.append(f"{(name or alias).rpartition('/')[2]} {exact}")
+    if missing:
+        first = "" if shutil.which("npm") else "install Node.js 20 or newer with npm, then "
+        yield Finding("warn", "npm harnesses", f"not installed: {', '.join(missing)}", f"{first}make harnesses")
+    elif there:
+        yield Finding("ok", "npm harnesses", ", ".join(there))
+
+
 def machine() -> Iterator[Finding]:
     """Cores, memory, disk, and that a port can be listened on."""
     cores = len(os.sched_getaffinity(0))
@@ -176,5 +200,5 @@ def _enough(what: str, found: int, wanted: int, why: str) -> Finding:
     return Finding("warn", what, f"{found}, at least {wanted} are wanted", why)
 
 
-ALL = (python, packages, engines, servers, transfer, harness, machine)
+ALL = (python, packages, engines, servers, transfer, harness, npm_harnesses, machine)
 """In the order in which they are shown."""
