@@ -147,6 +147,20 @@ class ServingConfig(Section):
     """Silence of an engine after which the gateway takes the call elsewhere."""
 
 
+class LayoutConfig(Section):
+    """How a cell's trainer is split over processes, its ranks; docs/training.md, "Parallel layouts"."""
+
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that share every layer. Divides the policy's attention heads, key-value heads and intermediate size."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Stages that the layers are dealt to, in equal parts. Divides the policy's number of layers."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
 class CellConfig(Section):
     """Devices that share one training layout."""
 
@@ -157,7 +171,15 @@ class CellConfig(Section):
     cpus: list[int] = []
     """CPU cores that the cell's engine and trainer are pinned to (a CPU cell is a device); empty: no pinning."""
     devices: list[int] = []
-    """CUDA devices of the cell; empty: CPU."""
+    """CUDA devices of the cell; empty: CPU. The trainer's ranks take the first ones, one each."""
+    layout: LayoutConfig = LayoutConfig()
+    """How its trainer is split over processes. Cells may differ in it."""
+
+    @model_validator(mode="after")
+    def _a_device_a_rank(self) -> Self:
+        if self.devices and len(self.devices) < self.layout.ranks:
+            raise ValueError(f"devices: the layout's {self.layout.ranks} ranks need as many, got {self.devices}")
+        return self
 
 
 class SchedulingConfig(Section):
