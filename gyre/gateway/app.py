@@ -22,6 +22,7 @@ from gyre.gateway import openai_chat
 from gyre.gateway.calls import Calls, LiveCall
 from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.gateway.errors import GatewayError
+from gyre.gateway.messages import Request
 from gyre.gateway.metrics import Metrics
 from gyre.gateway.policy import Policy
 from gyre.gateway.recorder import Recorder, first_line
@@ -47,10 +48,10 @@ class Delivery(Response):
     never holds half an answer. Comments keep the connection alive meanwhile.
     """
 
-    def __init__(self, call: LiveCall, wire: WireFormat, model: str, *, stream: bool, usage: bool) -> None:
+    def __init__(self, call: LiveCall, wire: WireFormat, model: str, request: Request) -> None:
         super().__init__()
         self._call, self._wire, self._model = call, wire, model
-        self._stream, self._usage = stream, usage
+        self._request, self._stream = request, request.stream
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,10 +100,10 @@ class Delivery(Response):
             await send({"type": "http.response.body", "body": body})
             return
         if not self._stream:
-            body = self._wire.response(result, self._model)
+            body = self._wire.response(result, self._model, self._request)
             await _start(send, 200, "application/json", len(body))
         else:
-            body = b"".join(self._wire.chunks(result, self._model, usage=self._usage))
+            body = b"".join(self._wire.chunks(result, self._model, self._request))
             if not self._begun:
                 await _start(send, 200, "text/event-stream")
         await send({"type": "http.response.body", "body": body})
@@ -195,7 +196,7 @@ class Gateway:
             return _error(error, wire)
         hint = self.dialect.hint(http.headers, request)
         call = self.calls.submit(session, request, body, hint)
-        return Delivery(call, wire, self.run.policy.name, stream=request.stream, usage=request.stream_usage)
+        return Delivery(call, wire, self.run.policy.name, request)
 
     async def models(self, http: HttpRequest) -> Response:
         """GET /v1/models."""

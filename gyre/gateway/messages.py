@@ -73,6 +73,8 @@ class Request:
     stream: bool
     stream_usage: bool
     options: dict[str, Any]
+    custom_tools: frozenset[str] = frozenset()
+    """Tools that take free text on the wire; here they are functions with one string argument `input`."""
 
     @property
     def tools_key(self) -> str:

@@ -194,16 +194,17 @@ def _optional_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def response(result: Result, model: str) -> bytes:
+def response(result: Result, model: str, request: Request) -> bytes:
     """The body of a whole answer."""
     message = {"role": "assistant", "content": result.reply.content or None, "refusal": None, **_extras(result)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(result)}
     return orjson.dumps({**_head(result, model, "chat.completion"), "choices": [choice], "usage": _usage(result)})
 
 
-def chunks(result: Result, model: str, *, usage: bool) -> Iterator[bytes]:
+def chunks(result: Result, model: str, request: Request) -> Iterator[bytes]:
     """The answer as SSE events, `[DONE]` last. Each tool call is whole in its chunk, so that none is ever half."""
     head = _head(result, model, "chat.completion.chunk")
+    usage = request.stream_usage
 
     def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

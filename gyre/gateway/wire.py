@@ -29,11 +29,11 @@ class WireFormat(Protocol):
         Raises GatewayError.
         """
 
-    def response(self, result: Result, model: str) -> bytes:
-        """The body of a whole answer."""
+    def response(self, result: Result, model: str, request: Request) -> bytes:
+        """The body of a whole answer to `request`."""
 
-    def chunks(self, result: Result, model: str, *, usage: bool) -> Iterator[bytes]:
-        """The answer as server-sent events."""
+    def chunks(self, result: Result, model: str, request: Request) -> Iterator[bytes]:
+        """The answer to `request` as server-sent events."""
 
     def error_body(self, error: GatewayError) -> bytes:
         """An error in the provider's shape."""
