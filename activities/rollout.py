@@ -124,6 +124,8 @@ class RolloutActivities:
                 workspace=Path(row.workspace or ""),
                 rollout_dir=folder,
                 env=task.env,
+                context=config.policy.context,
+                max_tokens=config.sampling.max_tokens,
             )
         )
         process.start(launch, folder, fork_server=self._warm(harness))

@@ -25,7 +25,8 @@ class LaunchContext:
     """What one rollout gives its harness.
 
     `base_url` is the rollout's own URL at the gateway, `{gateway}/r/<token>`, without `/v1`; `api_key` is the token.
-    `env` is extra environment that the task asks for.
+    `env` is extra environment that the task asks for. `context` and `max_tokens` are the policy's context and its longest
+    answer in tokens (0: not said), for harnesses that compact their history in time only if they are told.
     """
 
     base_url: str
@@ -35,6 +36,8 @@ class LaunchContext:
     workspace: Path
     rollout_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    context: int = 0
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,16 @@ class Preload:
 
 @dataclass(frozen=True)
 class Launch:
-    """One command. `env` is the whole environment: nothing is inherited, so that no secret of Gyre's leaks in."""
+    """One command. `env` is the whole environment: nothing is inherited, so that no secret of Gyre's leaks in.
+
+    `files` are settings files, written before the command starts: absolute path to text.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     preload: Preload | None = None
+    files: Mapping[Path, str] = field(default_factory=dict)
 
 
 class Harness(Protocol):

@@ -95,6 +95,9 @@ def start(launch: Launch, folder: Path, *, fork_server: ForkServer | None = None
         raise HarnessError(f"{folder}: no such folder; prepare the workspace before the harness is started")
     if (found := _read(folder / shepherd.PID_FILE)) is not None:
         return Started(found["pid"], found["start_time"], attached=True)
+    for path, text in launch.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     spec: shepherd.Spec = {
         "folder": str(folder),
         "argv": list(launch.argv),
