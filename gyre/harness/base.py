@@ -25,7 +25,7 @@ class LaunchContext:
     """What one rollout gives its harness.
 
     `base_url` is the rollout's own URL at the gateway, `{gateway}/r/<token>`, without `/v1`; `api_key` is the token.
-    `env` is extra environment that the task asks for. `context` and `max_tokens` are the policy's context and its longest
+    `env` is extra environment that the task asks for. `context` and `max_tokens` are the policy's context and longest
     answer in tokens (0: not said), for harnesses that compact their history in time only if they are told.
     """
 
