@@ -1,4 +1,4 @@
-"""A micro-batch from the database's bytes to arrays: a span of tokens is a buffer all the way, never a list."""
+"""A micro-batch from the database's bytes to one row of packed trees: tokens are buffers all the way, never lists."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.store.queries import SampleRows
+from gyre.store.queries import MicroBatchRows, NodeRow, SampleRow
 from gyre.store.tokens import unpack_ids, unpack_logprobs
+from gyre.trajectory.packed import TreeRow, depth_first
 
 
 class BatchError(ValueError):
@@ -18,8 +19,8 @@ class BatchError(ValueError):
 
 @dataclass(frozen=True)
 class TrainSample:
-    """A branch with its targets. `targets` int64 [m] are positions in the branch; `behaviour` [m] their log-probs
-    under the policy that sampled them, at `temperature`."""
+    """A branch alone with its targets, as tests and measurements make it. `targets` int64 [m] are positions in the
+    branch; `behaviour` [m] their log-probs under the policy that sampled them, at `temperature`."""
 
     rollout_id: str
     ids: NDArray[np.int32]
@@ -32,83 +33,175 @@ class TrainSample:
 
 
 @dataclass(frozen=True)
-class PackedBatch:
-    """Samples one after another: `ids` int64 [T], and for each target [N] the position in the row of the token that
-    predicts it, its id, behaviour log-prob, temperature, and the index of its sample."""
+class SampleHead:
+    """What the objective knows of a sample besides its tokens. `n_tokens` is the length of its branch."""
 
-    lengths: tuple[int, ...]
+    rollout_id: str
+    n_tokens: int
+    n_targets: int
+    advantage: float
+    rollout_targets: int
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One row of packed trees with its targets.
+
+    `ids` int64 [T]. `positions` int64 [P] are the row positions that predict targets, each once and ascending, and
+    `temperatures` [P] those of sampling there. Target n of N, in the order of their predictors: `predictors` int64 [N]
+    is its index into `positions`, `target_ids` its token, `behaviour` its log-prob under the policy that sampled it,
+    `sample` int64 [N] the index of the sample that owns it.
+    """
+
+    row: TreeRow
     ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    temperatures: NDArray[np.float32]
     predictors: NDArray[np.int64]
     target_ids: NDArray[np.int64]
     behaviour: NDArray[np.float32]
-    temperatures: NDArray[np.float32]
     sample: NDArray[np.int64]
+    samples: tuple[SampleHead, ...]
 
 
-def sample_from_rows(rows: SampleRows) -> TrainSample:
-    """Join the spans of a branch. Raises BatchError where the rows contradict each other."""
+def pack_rows(rows: MicroBatchRows) -> PackedBatch:
+    """A micro-batch's trees with every distinct node once. Raises BatchError where the rows contradict each other."""
+    if not rows.samples:
+        raise BatchError("a micro-batch needs at least one sample")
+    nodes = {n.id: n for n in rows.nodes}
+    order = depth_first({n.id: n.parent_id for n in rows.nodes})
+    place = {node: i for i, node in enumerate(order)}
+    lengths = [nodes[i].length for i in order]
+    starts = np.cumsum((0, *lengths))
+    ids = np.empty(starts[-1], np.int64)
+    for i, node in enumerate(order):
+        span = unpack_ids(nodes[node].token_ids)
+        if len(span) != lengths[i]:
+            raise BatchError(f"node {node} of rollout {nodes[node].rollout_id}: {len(span)} tokens, not {lengths[i]}")
+        ids[starts[i] : starts[i + 1]] = span
+    before, tokens, behaviour, counts = [], [], [], []
+    for sample in rows.samples:
+        owned = _owned(sample, nodes)
+        for node in owned:
+            i = place[node.id]
+            first = int(starts[i])
+            last = first if node.parent_id is None else int(starts[place[node.parent_id] + 1])
+            # The node's first token is predicted by its parent's last one, wherever that lies; the others by the one
+            # before them.
+            before.append(np.concatenate(([last - 1], np.arange(first, first + node.length - 1))))
+            tokens.append(ids[first : first + node.length])
+            behaviour.append(_behaviour(sample, node))
+        counts.append(sum(node.length for node in owned))
+    parents = [-1 if (p := nodes[i].parent_id) is None else place[p] for i in order]
+    return _batch(
+        TreeRow.joined(lengths, parents),
+        ids,
+        np.concatenate(before),
+        np.concatenate(tokens),
+        np.concatenate(behaviour),
+        np.repeat(np.arange(len(counts)), counts),
+        [s.temperature for s in rows.samples],
+        [SampleHead(s.rollout_id, s.n_tokens, s.n_targets, s.advantage, s.rollout_targets) for s in rows.samples],
+    )
+
+
+def _owned(sample: SampleRow, nodes: dict[int, NodeRow]) -> list[NodeRow]:
+    """The nodes whose tokens are the sample's targets, root first."""
 
     def wrong(what: str) -> BatchError:
-        return BatchError(f"sample {rows.id} of rollout {rows.rollout_id}: {what}")
+        return BatchError(f"sample {sample.id} of rollout {sample.rollout_id}: {what}")
 
-    ids, targets, behaviour, start = [], [], [], 0
-    for node in rows.nodes:
-        span = unpack_ids(node.token_ids)
-        if node.start != start or len(span) != node.length:
-            raise wrong(f"node {node.id} covers tokens {node.start}..{node.start + len(span)}, expected {start}..")
-        ids.append(span)
-        if node.owned:
-            if not node.generated or node.logprobs is None:
-                raise wrong(f"owned node {node.id} is not a generated one with log-probs")
-            known = unpack_logprobs(node.logprobs)
-            if len(known) != node.length or not np.isfinite(known).all():
-                raise wrong(f"node {node.id} needs {node.length} finite log-probs")
-            targets.append(np.arange(start, start + node.length))
-            behaviour.append(known)
+    path: list[NodeRow] = []
+    at: int | None = sample.leaf_id
+    while at is not None:
+        if at not in nodes:
+            raise wrong(f"node {at} of its path is not there")
+        path.append(nodes[at])
+        at = nodes[at].parent_id
+        if len(path) > len(nodes):
+            raise wrong("its path is a cycle")
+    path.reverse()
+    start = 0
+    for node in path:
+        if node.start != start:
+            raise wrong(f"node {node.id} covers tokens {node.start}..{node.start + node.length}, expected {start}..")
         start += node.length
-    count = sum(map(len, targets))
-    if start != rows.n_tokens or count != rows.n_targets:
-        raise wrong(f"has {start} tokens and {count} targets, its row says {rows.n_tokens} and {rows.n_targets}")
-    if not count or count > rows.rollout_targets:
-        raise wrong(f"has {count} of the rollout's {rows.rollout_targets} targets")
-    if targets[0][0] == 0:
+    owned = [n for n in path if n.id in set(sample.owned_nodes)]
+    if missing := set(sample.owned_nodes) - {n.id for n in owned}:
+        raise wrong(f"owned node {min(missing)} is not on its path")
+    count = sum(n.length for n in owned)
+    if start != sample.n_tokens or count != sample.n_targets:
+        raise wrong(f"has {start} tokens and {count} targets, its row says {sample.n_tokens} and {sample.n_targets}")
+    if not count or count > sample.rollout_targets:
+        raise wrong(f"has {count} of the rollout's {sample.rollout_targets} targets")
+    if owned[0].start == 0:
         raise wrong("its first token is a target, but nothing predicts it")
-    return TrainSample(
-        rollout_id=rows.rollout_id,
-        ids=np.concatenate(ids),
-        targets=np.concatenate(targets),
-        behaviour=np.concatenate(behaviour),
-        advantage=rows.advantage,
-        rollout_targets=rows.rollout_targets,
-        temperature=rows.temperature,
-    )
+    return owned
+
+
+def _behaviour(sample: SampleRow, node: NodeRow) -> NDArray[np.float32]:
+    where = f"sample {sample.id} of rollout {sample.rollout_id}"
+    if not node.generated or node.logprobs is None:
+        raise BatchError(f"{where}: owned node {node.id} is not a generated one with log-probs")
+    known = unpack_logprobs(node.logprobs)
+    if len(known) != node.length or not np.isfinite(known).all():
+        raise BatchError(f"{where}: node {node.id} needs {node.length} finite log-probs")
+    return known
 
 
 def pack_samples(samples: Sequence[TrainSample]) -> PackedBatch:
-    """Lay samples one after another. Raises BatchError for none."""
+    """Branches side by side, nothing shared. Raises BatchError for none."""
     if not samples:
         raise BatchError("a micro-batch needs at least one sample")
-    lengths = tuple(len(s.ids) for s in samples)
+    lengths = [len(s.ids) for s in samples]
     starts = np.cumsum((0, *lengths[:-1]))
-    counts = [len(s.targets) for s in samples]
     ids = np.concatenate([s.ids for s in samples]).astype(np.int64)
-    positions = np.concatenate([s.targets + start for s, start in zip(samples, starts, strict=True)])
-    return PackedBatch(
-        lengths=lengths,
-        ids=ids,
-        predictors=positions - 1,
-        target_ids=ids[positions],
-        behaviour=np.concatenate([s.behaviour for s in samples]).astype(np.float32, copy=False),
-        temperatures=np.repeat(np.array([s.temperature for s in samples], np.float32), counts),
-        sample=np.repeat(np.arange(len(samples)), counts),
+    targets = np.concatenate([s.targets + start for s, start in zip(samples, starts, strict=True)])
+    return _batch(
+        TreeRow.sequences(lengths),
+        ids,
+        targets - 1,
+        ids[targets],
+        np.concatenate([s.behaviour for s in samples]),
+        np.repeat(np.arange(len(samples)), [len(s.targets) for s in samples]),
+        [s.temperature for s in samples],
+        [SampleHead(s.rollout_id, len(s.ids), len(s.targets), s.advantage, s.rollout_targets) for s in samples],
     )
 
 
-def check_whole_rollouts(samples: Sequence[TrainSample]) -> None:
+def _batch(
+    row: TreeRow,
+    ids: NDArray[np.int64],
+    before: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    behaviour: NDArray[np.float32],
+    sample: NDArray[np.int64],
+    temperatures: Sequence[float],
+    heads: Sequence[SampleHead],
+) -> PackedBatch:
+    """`before` [N]: the row position that predicts each target; `temperatures` and `heads` are by sample."""
+    order = np.argsort(before, kind="stable")
+    # Targets of one predictor are of one rollout, so they were sampled at one temperature.
+    positions, first, predictors = np.unique(before[order], return_index=True, return_inverse=True)
+    sample = sample[order]
+    return PackedBatch(
+        row=row,
+        ids=ids,
+        positions=positions,
+        temperatures=np.asarray(temperatures, np.float32)[sample[first]],
+        predictors=predictors,
+        target_ids=tokens[order],
+        behaviour=behaviour[order].astype(np.float32, copy=False),
+        sample=sample,
+        samples=tuple(heads),
+    )
+
+
+def check_whole_rollouts(samples: Sequence[SampleHead]) -> None:
     """Raise BatchError unless every rollout's targets are all here, as a ratio over whole rollouts needs."""
     found: dict[str, int] = {}
     for sample in samples:
-        found[sample.rollout_id] = found.get(sample.rollout_id, 0) + len(sample.targets)
+        found[sample.rollout_id] = found.get(sample.rollout_id, 0) + sample.n_targets
     for sample in samples:
         if found[sample.rollout_id] != sample.rollout_targets:
             raise BatchError(

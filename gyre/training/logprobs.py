@@ -29,14 +29,17 @@ class TargetLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class TargetQuery:
-    """Which tokens' log-probs are wanted. Target n is token `ids[n]`, predicted at row position `positions[n]`.
+    """Which tokens' log-probs are wanted.
 
-    `positions` int64 [N] are positions of the *predicting* token: one before the target's own. `temperatures` [N].
+    `positions` int64 [P] are row positions of the tokens that predict, each once; `temperatures` [P]. Target n is token
+    `ids[n]`, predicted by `positions[predictors[n]]`: at a fork one token predicts the first of every child.
+    `predictors` int64 [N] ascends, and `ids` is int64 [N].
     """
 
     positions: Tensor
-    ids: Tensor
     temperatures: Tensor
+    predictors: Tensor
+    ids: Tensor
     chunk: int = 1024
 
     def process(
@@ -47,71 +50,99 @@ class TargetQuery:
         hidden = hidden_states[:, 0].index_select(0, self.positions)
         # softmax(h W / T) = softmax((h / T) W)
         hidden = hidden / self.temperatures.to(hidden.dtype)[:, None]
-        return token_logprobs(hidden, weight, self.ids, self.chunk, output_layer.tp_group)
+        return token_logprobs(hidden, weight, self.ids, self.chunk, output_layer.tp_group, predictors=self.predictors)
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, ids: Tensor, chunk: int, group: dist.ProcessGroup | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    chunk: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    predictors: Tensor | None = None,
 ) -> TargetLogprobs:
-    """log softmax(hidden @ weight.T)[n, ids[n]] for hidden [N, H], weight [V, H], ids int64 [N]; and entropies.
+    """log softmax(hidden @ weight.T)[predictors[n], ids[n]] for hidden [P, H], weight [V, H], ids int64 [N]; and the
+    entropies of those distributions, [N].
 
-    With a tensor-parallel `group` of several ranks, `weight` is this rank's equal slice of the vocabulary.
+    `predictors` int64 [N] must ascend; None: row n predicts target n. Logits exist for `chunk` rows of `hidden` at
+    once. With a tensor-parallel `group` of several ranks, `weight` is this rank's equal slice of the vocabulary.
     """
     if group is not None and group.size() > 1:
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
     else:
         group = None
-    logprobs, entropies = _TokenLogprobs.apply(hidden, weight, ids, chunk, group)  # type: ignore[no-untyped-call]
+    if predictors is None:
+        predictors = torch.arange(len(ids), device=ids.device)
+    logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, ids, predictors, chunk, group
+    )
     return TargetLogprobs(logprobs, entropies)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, chunk: int, group: dist.ProcessGroup | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        predictors: Tensor,
+        chunk: int,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         local, mine = _local_ids(ids, weight.size(0), group)
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        logsumexp, logprobs, entropies = (torch.empty(len(ids), dtype=wide, device=hidden.device) for _ in range(3))
-        for part in _parts(len(ids), chunk):
-            logits = (hidden[part] @ weight.t()).to(wide)
-            chosen = logits.gather(1, local[part, None]).squeeze(1).mul_(mine[part])
+        logsumexp, entropies = (torch.empty(len(hidden), dtype=wide, device=hidden.device) for _ in range(2))
+        logprobs = torch.empty(len(ids), dtype=wide, device=hidden.device)
+        parts = _parts(len(hidden), chunk, predictors)
+        for rows, part in parts:
+            logits = (hidden[rows] @ weight.t()).to(wide)
+            at = predictors[part] - rows.start
+            chosen = logits[at, local[part]].mul_(mine[part])
             top = logits.amax(1)
             _reduce(top, dist.ReduceOp.MAX, group)
             logits.sub_(top[:, None])
             powers = logits.exp()
             total = powers.sum(1)
             weighted = torch.linalg.vecdot(powers, logits)
-            _reduce(torch.stack([total, weighted, chosen]), dist.ReduceOp.SUM, group, (total, weighted, chosen))
+            _reduce(torch.stack([total, weighted]), dist.ReduceOp.SUM, group, (total, weighted))
+            _reduce(chosen, dist.ReduceOp.SUM, group)
             log_total = total.log()
-            logsumexp[part] = top + log_total
-            logprobs[part] = chosen - logsumexp[part]
-            entropies[part] = log_total - weighted / total
-        ctx.save_for_backward(hidden, weight, local, mine, logsumexp)
-        ctx.chunk = chunk
+            logsumexp[rows] = top + log_total
+            entropies[rows] = log_total - weighted / total
+            logprobs[part] = chosen - logsumexp[rows][at]
+        ctx.save_for_backward(hidden, weight, local, mine, predictors, logsumexp)
+        ctx.parts = parts
+        entropies = entropies[predictors]
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, local, mine, logsumexp = ctx.saved_tensors
+        hidden, weight, local, mine, predictors, logsumexp = ctx.saved_tensors
         grad = grads[0]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
-        for part in _parts(len(local), ctx.chunk):
-            rows, g = hidden[part], grad[part]
-            logits = (rows @ weight.t()).to(logsumexp.dtype)
-            # d logp = onehot - softmax
-            d = logits.sub_(logsumexp[part, None]).exp_().mul_(-g[:, None])
-            d.scatter_add_(1, local[part, None], (g * mine[part])[:, None])
+        for rows, part in ctx.parts:
+            states, g = hidden[rows], grad[part]
+            logits = (states @ weight.t()).to(logsumexp.dtype)
+            at = predictors[part] - rows.start
+            # d logp = onehot - softmax, summed over the targets of a row
+            summed = torch.zeros(len(states), dtype=g.dtype, device=g.device).index_add_(0, at, g)
+            d = logits.sub_(logsumexp[rows, None]).exp_().mul_(-summed[:, None])
+            d.index_put_((at, local[part]), g * mine[part], accumulate=True)
             d = d.to(hidden.dtype)
-            grad_hidden[part] = d @ weight
-            grad_weight.addmm_(d.t(), rows)
-        return grad_hidden, grad_weight, None, None, None
+            grad_hidden[rows] = d @ weight
+            grad_weight.addmm_(d.t(), states)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
-def _parts(n: int, chunk: int) -> list[slice]:
-    return [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
+def _parts(n: int, chunk: int, predictors: Tensor) -> list[tuple[slice, slice]]:
+    """Slices of at most `chunk` of n rows, and beside each the slice of the targets that they predict."""
+    bounds = [*range(0, n, chunk), n]
+    cuts = torch.searchsorted(predictors, torch.tensor(bounds, device=predictors.device)).tolist()
+    return [(slice(bounds[i], bounds[i + 1]), slice(cuts[i], cuts[i + 1])) for i in range(len(bounds) - 1)]
 
 
 def _local_ids(ids: Tensor, vocab: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:

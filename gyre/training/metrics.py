@@ -19,6 +19,9 @@ class MicroBatchMetrics:
     """One micro-batch. Log-probs in nats; `difference` is trainer's minus sampler's log-prob of a target."""
 
     tokens: int
+    """Tokens computed: what branches share, once."""
+    branch_tokens: int
+    """What its branches would have been apart."""
     n_targets: int
     seconds: float
     loss: float
@@ -57,9 +60,9 @@ class MicroBatchMetrics:
 
 
 def measure(
-    result: GspoResult, logprobs: Tensor, behaviour: Tensor, entropies: Tensor, *, tokens: int, seconds: float
+    result: GspoResult, logprobs: Tensor, behaviour: Tensor, entropies: Tensor, *, tokens: int, branch_tokens: int
 ) -> MicroBatchMetrics:
-    """Metrics of a micro-batch from its loss and log-probs [N]."""
+    """Metrics of a micro-batch from its loss and log-probs [N]; its time is the caller's to add."""
     difference = (logprobs.detach() - behaviour.to(logprobs.dtype)).abs()
     by_length: dict[str, list[int]] = {}
     for count, clipped in zip(result.counts.tolist(), result.clipped.tolist(), strict=True):
@@ -68,8 +71,9 @@ def measure(
         entry[1] += 1
     return MicroBatchMetrics(
         tokens=tokens,
+        branch_tokens=branch_tokens,
         n_targets=len(behaviour),
-        seconds=seconds,
+        seconds=0.0,
         loss=result.loss.item(),
         abs_difference_sum=difference.sum(dtype=torch.float64).item(),
         abs_difference_max=difference.max().item(),
@@ -83,9 +87,9 @@ def measure(
 
 def combine(parts: Iterable[MicroBatchMetrics]) -> MicroBatchMetrics:
     """Metrics of a whole step: sums add up, whichever trainers computed them; seconds are summed work."""
-    total = MicroBatchMetrics(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    total = MicroBatchMetrics(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
     for part in parts:
-        for name in ("tokens", "n_targets", "units", "clipped_targets"):
+        for name in ("tokens", "branch_tokens", "n_targets", "units", "clipped_targets"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
         for name in ("seconds", "loss", "abs_difference_sum", "entropy_sum", "ratio_sum"):
             setattr(total, name, math.fsum((getattr(total, name), getattr(part, name))))

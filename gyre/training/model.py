@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyre.training import megatron_cpu, parallel
-from gyre.training.attention import PackedAttention
+from gyre.training.attention import TreeAttention
 from gyre.training.convert import hf_to_megatron, megatron_to_hf
 from gyre.training.hf_config import ModelShape, UnsupportedModelError, read_shape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack
 from gyre.training.weights import read_hf_weights
+from gyre.trajectory.packed import TreeRow
 
 megatron_cpu.install()
 
@@ -70,13 +71,13 @@ class Policy:
         named = {name: p.detach() for name, p in self.model.named_parameters()}
         return {name: t.to(torch.float32).clone() for name, t in megatron_to_hf(named, self.shape).items()}
 
-    def target_logprobs(self, sequences: Sequence[int], ids: Tensor, query: TargetQuery) -> TargetLogprobs:
-        """Log-probs of chosen tokens of sequences that lie one after another.
+    def target_logprobs(self, row: TreeRow, ids: Tensor, query: TargetQuery) -> TargetLogprobs:
+        """Log-probs of chosen tokens of packed trees.
 
-        `sequences` are their lengths, `ids` [T] their token ids, and `query` says which tokens and at which
-        temperature. Differentiable.
+        `row` says how the trees lie in the row, `ids` [T] are its token ids, and `query` says which tokens and at
+        which temperature. Differentiable.
         """
-        packed, positions = pack(sequences, self.shape.head_dim, self.shape.rope_theta, self.dtype, self.device)
+        packed, positions = pack(row, self.shape.head_dim, self.shape.rope_theta, self.dtype, self.device)
         result: TargetLogprobs = self.ddp(
             ids[None],
             positions,
@@ -86,9 +87,9 @@ class Policy:
         )
         return result
 
-    def logits(self, sequences: Sequence[int], ids: Tensor) -> Tensor:
+    def logits(self, row: TreeRow, ids: Tensor) -> Tensor:
         """Logits [T, vocab] of every position: for tests and small inputs only."""
-        packed, positions = pack(sequences, self.shape.head_dim, self.shape.rope_theta, self.dtype, self.device)
+        packed, positions = pack(row, self.shape.head_dim, self.shape.rope_theta, self.dtype, self.device)
         logits: Tensor = self.ddp(ids[None], positions, None, packed_seq_params=packed)
         return logits[0]
 
@@ -144,7 +145,7 @@ def build_policy(
     )
     spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     attention = spec.submodules.self_attention.submodules
-    attention.core_attention = PackedAttention
+    attention.core_attention = TreeAttention
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RmsNorm
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
@@ -154,7 +155,7 @@ def build_policy(
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="none",  # rotary embedding happens in PackedAttention
+        position_embedding_type="none",  # rotary embedding happens in TreeAttention
         parallel_output=True,
     ).to(dtype)
     if torch.cuda.is_available():

@@ -1,14 +1,15 @@
-"""Sequences packed one after another into a row, as Megatron's `thd` format, with their positions and rotary tables."""
+"""A row of token trees as Megatron's `thd` format, with positions by depth and their rotary tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gyre.training import megatron_cpu
+from gyre.trajectory.packed import TreeRow
 
 megatron_cpu.install()
 
@@ -16,16 +17,17 @@ from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 
 
 @dataclass
-class PackedSequences(PackedSeqParams):  # type: ignore[misc]
-    """Megatron's packed-sequence description, plus what the core attention needs, made once a micro-batch.
+class PackedTrees(PackedSeqParams):  # type: ignore[misc]
+    """Megatron's packed-sequence description (a sequence is a whole tree), plus what the core attention needs.
 
-    `lengths` are those of the packed sequences, in tokens, and sum to T. `cos` and `sin` are the rotary tables of the
-    packed positions, [T, head_dim / 2].
+    Made once a micro-batch. `cos` and `sin` are the rotary tables of the row's positions, [T, head_dim / 2].
+    `block_mask` is FlexAttention's, which the first layer on a CUDA device makes for all.
     """
 
-    lengths: tuple[int, ...] = ()
+    row: TreeRow | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
+    block_mask: Any = None
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -40,28 +42,22 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.d
 
 
 def pack(
-    lengths: Sequence[int], head_dim: int, theta: float, dtype: torch.dtype, device: torch.device | None = None
-) -> tuple[PackedSequences, Tensor]:
-    """Describe sequences of `lengths` that lie one after another; also their positions, int64 [1, T].
-
-    Every sequence starts at position 0. Raises ValueError for no sequence or an empty one.
-    """
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"a packed row needs sequences of at least one token, got lengths {list(lengths)}")
-    sizes = torch.tensor(lengths, dtype=torch.int32)
-    bounds = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    torch.cumsum(sizes, 0, out=bounds[1:])
-    total, longest = int(bounds[-1]), max(lengths)
-    positions = torch.arange(total) - bounds[:-1].long().repeat_interleave(sizes.long())
-    bounds, positions = bounds.to(device), positions.to(device)
+    row: TreeRow, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device | None = None
+) -> tuple[PackedTrees, Tensor]:
+    """Describe `row` to the model; also its positions, int64 [1, T]."""
+    roots = [start for start, parent in zip(row.starts, row.parents, strict=True) if parent < 0]
+    bounds = torch.tensor([*roots, row.tokens], dtype=torch.int32)
+    longest = int(bounds.diff().max())
+    positions = torch.from_numpy(row.positions()).to(device)
+    bounds = bounds.to(device)
     cos, sin = rotary_tables(positions, head_dim, theta, dtype)
-    packed = PackedSequences(
+    packed = PackedTrees(
         qkv_format="thd",
         cu_seqlens_q=bounds,
         cu_seqlens_kv=bounds,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        lengths=tuple(lengths),
+        row=row,
         cos=cos,
         sin=sin,
     )

@@ -23,7 +23,7 @@ from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.store.queries import LedgerError
 from gyre.training import checkpoint
-from gyre.training.batch import sample_from_rows
+from gyre.training.batch import pack_rows
 from gyre.training.metrics import MicroBatchMetrics, combine
 from gyre.training.streaming import NonFiniteError
 from gyre.training.trainer import StepResult, Trainer
@@ -189,7 +189,7 @@ class Replica:
     def _compute(self, micro_batch_id: int) -> MicroBatchMetrics:
         with transaction(self.engine) as session:
             row = queries.micro_batch_row(session, micro_batch_id)
-            rows = queries.micro_batch_samples(session, micro_batch_id)
+            rows = queries.micro_batch_rows(session, micro_batch_id)
         if row.step_id != self.step_id:
             raise CommandError(f"micro-batch {micro_batch_id} is of step row {row.step_id}; begin that step first")
         if row.state != "claimed" or row.holder != self.settings.incarnation:
@@ -199,7 +199,7 @@ class Replica:
         if self._pushed is not None:
             raise CommandError(f"micro-batch {micro_batch_id}: the pushed gradient is not reset yet")
         try:
-            return self.trainer.micro_batch([sample_from_rows(r) for r in rows], f"micro-batch {micro_batch_id}")
+            return self.trainer.micro_batch(pack_rows(rows), f"micro-batch {micro_batch_id}")
         except NonFiniteError:
             self._void()  # the accumulator may hold what is not a number
             raise

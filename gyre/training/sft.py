@@ -15,6 +15,7 @@ from gyre.training.logprobs import TargetQuery
 from gyre.training.model import Policy
 from gyre.training.streaming import StreamingStep
 from gyre.training.weights import write_hf_weights
+from gyre.trajectory.packed import TreeRow
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,15 @@ class SupervisedTrainer:
         ids = torch.from_numpy(np.concatenate([e.ids for e in examples]).astype(np.int64))
         mask = np.concatenate([np.concatenate([[False], e.mask[1:].astype(bool)]) for e in examples])
         targets = torch.from_numpy(np.flatnonzero(mask))
-        query = TargetQuery(targets - 1, ids[targets], torch.ones(len(targets)), self.chunk)
-        loss = -self.policy.target_logprobs([len(e.ids) for e in examples], ids, query).logprobs.sum()
+        query = TargetQuery(
+            positions=targets - 1,
+            temperatures=torch.ones(len(targets)),
+            predictors=torch.arange(len(targets)),
+            ids=ids[targets],
+            chunk=self.chunk,
+        )
+        row = TreeRow.sequences([len(e.ids) for e in examples])
+        loss = -self.policy.target_logprobs(row, ids, query).logprobs.sum()
         return loss, loss.item()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gyre.config import ObjectiveConfig, TrainerConfig
-from gyre.training.batch import TrainSample
+from gyre.training.batch import TrainSample, pack_samples
 from gyre.training.trainer import Trainer
 
 
@@ -41,7 +41,7 @@ def test_the_trainer_gives_the_behaviour_logprobs_of_the_engine(engine, trainer,
                 temperature=temperature,
             )
         )
-    figures = trainer.micro_batch(samples, "micro-batch 0").figures()
+    figures = trainer.micro_batch(pack_samples(samples), "micro-batch 0").figures()
     assert figures["entropy"] > 0.1  # a policy that is sure of everything would prove nothing
     assert figures["mean_abs_logprob_diff"] < 1e-4
     assert figures["max_abs_logprob_diff"] < 1e-3

@@ -267,17 +267,23 @@ def test_what_a_trainer_reads(engine: Engine) -> None:
         settle(s, b, 0.0)
         hand_out(s, world.group_ids[0], **OPTIONS)
         found = queries.claim_micro_batch(s, world.step_id, "c", "c") or 0
-        rows = queries.micro_batch_samples(s, found)
-    assert [r.rollout_id for r in rows] == [a, a, b]
-    first, second, _ = rows
-    assert [n.owned for n in first.nodes] == [False, True, False, True]
-    assert [n.owned for n in second.nodes] == [False, False, False, True]
-    assert (first.nodes[-1].id, second.nodes[-1].id) == (long.id, short.id)
-    for row in rows:
-        assert sum(n.length for n in row.nodes) == row.n_tokens
-        assert sum(n.length for n in row.nodes if n.owned) == row.n_targets
-        assert [n.start for n in row.nodes] == sorted(n.start for n in row.nodes)
-        assert all((n.logprobs is not None) == n.generated for n in row.nodes)
+        rows = queries.micro_batch_rows(s, found)
+    first, second, other = rows.samples
+    assert [r.rollout_id for r in rows.samples] == [a, a, b]
+    assert (first.leaf_id, second.leaf_id) == (long.id, short.id)
+    nodes = {n.id: n for n in rows.nodes}
+    assert len(nodes) == len(rows.nodes), "a shared node is read once"
+    owned = {*first.owned_nodes, *second.owned_nodes, *other.owned_nodes}
+    for sample in rows.samples:
+        path, at = [], sample.leaf_id
+        while at is not None:
+            path.append(nodes.get(at))
+            at = nodes[at].parent_id
+        assert sum(n.length for n in path) == sample.n_tokens
+        assert sum(n.length for n in path if n.id in sample.owned_nodes) == sample.n_targets
+    assert {shared.id, long.id, short.id} < owned
+    assert all((n.logprobs is not None) == (n.id in owned) for n in rows.nodes)
+    assert [len(n.token_ids) for n in rows.nodes] == [4 * n.length for n in rows.nodes]
 
 
 def test_the_life_of_a_step(engine: Engine) -> None:

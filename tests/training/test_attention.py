@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gyre.training.attention import packed_causal_attention, rotate
+from gyre.training.attention import rotate, segment_attention
 from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack, rotary_tables
+from gyre.trajectory.packed import TreeRow
 
 
 def plain(q, k, v, lengths, scale):
@@ -34,8 +35,8 @@ def test_attention_equals_the_formula(lengths, kv_heads):
     kv = torch.randn(total, kv_heads, 2 * d, dtype=torch.float64, requires_grad=True)
     grad = torch.randn_like(q)
     results = []
-    for attend in (packed_causal_attention, plain):
-        out = attend(q, *kv.split(d, -1), lengths, 0.3)
+    for attend, row in ((segment_attention, TreeRow.sequences(lengths)), (plain, lengths)):
+        out = attend(q, *kv.split(d, -1), row, 0.3)
         results.append((out.detach(), *torch.autograd.grad(out, (q, kv), grad)))
     for mine, formula in zip(*results, strict=True):
         torch.testing.assert_close(mine, formula, atol=1e-10, rtol=0)
@@ -68,10 +69,7 @@ def test_rms_norm_equals_torchs(shape):
 
 
 def test_every_packed_sequence_starts_at_position_zero():
-    packed, positions = pack((3, 1, 2), 8, 1e4, torch.float32)
+    packed, positions = pack(TreeRow.sequences((3, 1, 2)), 8, 1e4, torch.float32)
     assert positions.tolist() == [[0, 1, 2, 0, 0, 1]]
     assert packed.cu_seqlens_q.tolist() == [0, 3, 4, 6]
     assert packed.max_seqlen_q == 3
-    for lengths in ((), (3, 0)):
-        with pytest.raises(ValueError, match="at least one token"):
-            pack(lengths, 8, 1e4, torch.float32)

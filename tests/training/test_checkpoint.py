@@ -9,14 +9,16 @@ import torch
 
 from gyre.serving.cpu_platform import activate
 from gyre.training import checkpoint
+from gyre.training.batch import pack_samples
 from gyre.training.checkpoint import CheckpointError, CheckpointMeta, read_meta, read_optimizer, version_folder
+from gyre.trajectory.packed import TreeRow
 from tests.training.conftest import random_samples
 
 
 @pytest.fixture
 def stepped(make_trainer):
     trainer = make_trainer()
-    trainer.micro_batch(random_samples(0), "micro-batch 0")
+    trainer.micro_batch(pack_samples(random_samples(0)), "micro-batch 0")
     trainer.optimizer_step(4)
     return trainer
 
@@ -32,7 +34,9 @@ def test_transformers_loads_it_with_the_same_logits(stepped, tiny_policy, tmp_pa
 
     theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.arange(20) * 4
-    torch.testing.assert_close(stepped.policy.logits((20,), ids), theirs(ids[None]).logits[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        stepped.policy.logits(TreeRow.sequences([20]), ids), theirs(ids[None]).logits[0], atol=1e-5, rtol=0
+    )
 
 
 def test_a_save_that_dies_leaves_nothing_under_a_good_name(stepped, tmp_path, monkeypatch):

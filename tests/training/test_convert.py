@@ -11,6 +11,7 @@ from gyre.serving.cpu_platform import activate
 from gyre.training.convert import WeightsError, hf_to_megatron, megatron_to_hf
 from gyre.training.hf_config import UnsupportedModelError, read_shape, shape_from_dict
 from gyre.training.model import build_policy, load_policy
+from gyre.trajectory.packed import TreeRow
 from tests.training.conftest import CONFIG, random_weights
 
 SMALL = {
@@ -53,7 +54,7 @@ def test_packed_logits_and_gradients_equal_transformers_on_separate_sequences(fa
     policy.load_hf(theirs.state_dict())
     ids = torch.randint(0, SMALL["vocab_size"], (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
 
-    logits = policy.logits(LENGTHS, ids)
+    logits = policy.logits(TreeRow.sequences(LENGTHS), ids)
     expected = torch.cat([theirs(part[None]).logits[0] for part in ids.split(LENGTHS)])
     assert (logits - expected).abs().max() < 1e-5
 
@@ -76,7 +77,7 @@ def test_activation_recompute_changes_nothing(tiny_policy):
     gradients = []
     for recompute in (False, True):
         policy = load_policy(tiny_policy, recompute=recompute)
-        policy.logits((25, 15), ids).square().sum().backward()
+        policy.logits(TreeRow.sequences((25, 15)), ids).square().sum().backward()
         gradients.append(policy.ddp.buffers[0].grad_data.clone())
     assert gradients[0].abs().max() > 0
     assert torch.equal(*gradients)

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyre.training.logprobs import TargetQuery, token_logprobs
 from gyre.training.model import load_policy
+from gyre.trajectory.packed import TreeRow
 
 
 def plain(hidden, weight, ids):
@@ -72,8 +73,9 @@ def test_logprobs_are_those_of_sampling_at_the_temperature(tiny_policy, temperat
     policy = load_policy(tiny_policy)
     ids = torch.randint(0, 96, (30,), generator=torch.Generator().manual_seed(3))
     lengths, targets = (12, 18), torch.tensor([1, 5, 11, 13, 29])
-    query = TargetQuery(targets - 1, ids[targets], torch.full((5,), temperature), chunk=2)
-    found = policy.target_logprobs(lengths, ids, query).logprobs
-    logits = policy.logits(lengths, ids)[targets - 1]
+    row = TreeRow.sequences(lengths)
+    query = TargetQuery(targets - 1, torch.full((5,), temperature), torch.arange(5), ids[targets], chunk=2)
+    found = policy.target_logprobs(row, ids, query).logprobs
+    logits = policy.logits(row, ids)[targets - 1]
     expected = torch.log_softmax(logits / temperature, -1).gather(1, ids[targets, None]).squeeze(1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

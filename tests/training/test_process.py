@@ -127,11 +127,11 @@ async def test_killed_trainers_lose_nothing_and_count_nothing_twice(world, proce
     from sqlalchemy import select
 
     from gyre.store.models import MicroBatch
-    from gyre.training.batch import sample_from_rows
+    from gyre.training.batch import pack_rows
 
     with transaction(world.engine) as session:
         for number in session.scalars(select(MicroBatch.id).order_by(MicroBatch.id)).all():
-            alone.micro_batch([sample_from_rows(r) for r in queries.micro_batch_samples(session, number)], "alone")
+            alone.micro_batch(pack_rows(queries.micro_batch_rows(session, number)), "alone")
         states = set(session.scalars(select(MicroBatch.state)).all())
     assert states == {"done"}
     alone.optimizer_step(6)

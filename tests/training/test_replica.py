@@ -14,7 +14,7 @@ from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.store.models import MicroBatch, Sample
 from gyre.store.queries import LedgerError
-from gyre.training.batch import sample_from_rows
+from gyre.training.batch import pack_rows
 from gyre.training.replica import CommandError, Replica, ReplicaSettings
 from tests.training.world import World, run_config
 
@@ -64,9 +64,9 @@ def weights_after_alone(world: World, make: Callable[..., Replica], step_id: int
     alone.begin(step_id)
     with transaction(world.engine) as session:
         ids = session.scalars(select(MicroBatch.id).where(MicroBatch.step_id == step_id)).all()
-        batches = [queries.micro_batch_samples(session, i) for i in ids]
+        batches = [queries.micro_batch_rows(session, i) for i in ids]
     for rows in batches:
-        alone.trainer.micro_batch([sample_from_rows(r) for r in rows], "alone")
+        alone.trainer.micro_batch(pack_rows(rows), "alone")
     alone.trainer.optimizer_step(6)
     return alone.trainer.export_hf()
 

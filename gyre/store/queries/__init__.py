@@ -41,7 +41,7 @@ from gyre.store.queries.rollouts import (
 )
 from gyre.store.queries.rows import MissingRow
 from gyre.store.queries.runs import create_run, run_row, set_run_state
-from gyre.store.queries.samples import PathNode, SampleRows, micro_batch_samples, trees
+from gyre.store.queries.samples import MicroBatchRows, NodeRow, SampleRow, micro_batch_rows, trees
 from gyre.store.queries.steps import close_step, finish_step, oldest_unfinished_step, open_step, step_row
 from gyre.store.queries.versions import (
     add_weight_version,
@@ -56,11 +56,12 @@ __all__ = [
     "CpuUse",
     "LedgerError",
     "MemberReward",
+    "MicroBatchRows",
     "MissingRow",
     "NewSample",
-    "PathNode",
+    "NodeRow",
     "RolloutUpdate",
-    "SampleRows",
+    "SampleRow",
     "Settled",
     "StepProgress",
     "TaskRef",
@@ -84,7 +85,7 @@ __all__ = [
     "hold_micro_batch",
     "living_trainers",
     "micro_batch_row",
-    "micro_batch_samples",
+    "micro_batch_rows",
     "move_held",
     "newest_version",
     "oldest_unfinished_step",

@@ -13,12 +13,14 @@ from gyre.trajectory.tree import Node, Tree
 
 
 @dataclass(frozen=True)
-class PathNode:
-    """A span of a sample's path, root first. `token_ids` is int32[length]; `logprobs` float32[length] or None."""
+class NodeRow:
+    """A span that a micro-batch's samples need. `token_ids` is int32[length]; `logprobs`, of owned spans only, is
+    float32[length]."""
 
     id: int
+    rollout_id: str
+    parent_id: int | None
     generated: bool
-    owned: bool
     start: int
     length: int
     token_ids: bytes
@@ -26,52 +28,67 @@ class PathNode:
 
 
 @dataclass(frozen=True)
-class SampleRows:
-    """A sample with the spans of its branch; the targets are the tokens of the owned spans."""
+class SampleRow:
+    """A sample: its path ends at `leaf_id`, and its targets are the tokens of `owned_nodes`."""
 
     id: int
     rollout_id: str
+    leaf_id: int
+    owned_nodes: tuple[int, ...]
     n_tokens: int
     n_targets: int
     rollout_targets: int
     advantage: float
     temperature: float
-    nodes: list[PathNode]
 
 
-_PATHS = text("""
-    WITH RECURSIVE path AS (
-        SELECT s.id AS sample_id, n.id, n.parent_id FROM samples s JOIN nodes n ON n.id = s.leaf_id
+@dataclass(frozen=True)
+class MicroBatchRows:
+    """Samples by rollout and rank, and every distinct node of their paths once, by rollout and id."""
+
+    samples: list[SampleRow]
+    nodes: list[NodeRow]
+
+
+_NODES = text("""
+    WITH RECURSIVE up AS (
+        SELECT n.id, n.parent_id FROM samples s JOIN nodes n ON n.id = s.leaf_id
          WHERE s.micro_batch_id = :micro_batch_id
-        UNION ALL
-        SELECT path.sample_id, n.id, n.parent_id FROM path JOIN nodes n ON n.id = path.parent_id)
-    SELECT s.id, s.rollout_id, s.n_tokens, s.n_targets, s.rollout_targets, s.advantage, r.temperature,
-           n.id AS node_id, n.kind = 'generated' AS generated, n.id = ANY(s.owned_nodes) AS owned,
-           n.start, n.length, n.token_ids, n.logprobs
-      FROM path JOIN samples s ON s.id = path.sample_id JOIN rollouts r ON r.id = s.rollout_id
-      JOIN nodes n ON n.id = path.id
-     ORDER BY s.rollout_id, s.rank, n.start
+        UNION
+        SELECT n.id, n.parent_id FROM up JOIN nodes n ON n.id = up.parent_id)
+    SELECT n.id, n.rollout_id, n.parent_id, n.kind = 'generated' AS generated, n.start, n.length, n.token_ids,
+           CASE WHEN n.id IN (SELECT unnest(owned_nodes) FROM samples WHERE micro_batch_id = :micro_batch_id)
+                THEN n.logprobs END AS logprobs
+      FROM up JOIN nodes n ON n.id = up.id
+     ORDER BY n.rollout_id, n.id
 """)
 
 
-def micro_batch_samples(session: Session, micro_batch_id: int) -> list[SampleRows]:
-    """Everything a trainer needs of a micro-batch, in one query: samples by rollout and rank, spans root first."""
-    samples: dict[int, SampleRows] = {}
-    for row in session.execute(_PATHS, {"micro_batch_id": micro_batch_id}):
-        if row.id not in samples:
-            samples[row.id] = SampleRows(
-                id=row.id,
-                rollout_id=row.rollout_id,
-                n_tokens=row.n_tokens,
-                n_targets=row.n_targets,
-                rollout_targets=row.rollout_targets,
-                advantage=row.advantage,
-                temperature=row.temperature,
-                nodes=[],
-            )
-        span = PathNode(row.node_id, row.generated, row.owned, row.start, row.length, row.token_ids, row.logprobs)
-        samples[row.id].nodes.append(span)
-    return list(samples.values())
+def micro_batch_rows(session: Session, micro_batch_id: int) -> MicroBatchRows:
+    """Everything a trainer needs of a micro-batch. A node that several samples share is read once."""
+    sample, rollout = models.Sample, models.Rollout
+    query = (
+        select(
+            sample.id,
+            sample.rollout_id,
+            sample.leaf_id,
+            sample.owned_nodes,
+            sample.n_tokens,
+            sample.n_targets,
+            sample.rollout_targets,
+            sample.advantage,
+            rollout.temperature,
+        )
+        .join(rollout, rollout.id == sample.rollout_id)
+        .where(sample.micro_batch_id == micro_batch_id)
+        .order_by(sample.rollout_id, sample.rank)
+    )
+    samples = [
+        SampleRow(row.id, row.rollout_id, row.leaf_id, tuple(row.owned_nodes), *row[4:])
+        for row in session.execute(query)
+    ]
+    nodes = session.execute(_NODES, {"micro_batch_id": micro_batch_id})
+    return MicroBatchRows(samples, [NodeRow(*row) for row in nodes])
 
 
 def trees(session: Session, rollout_ids: Sequence[str]) -> dict[str, Tree]:
