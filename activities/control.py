@@ -15,6 +15,7 @@ from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
 from gyre.store.queries.counts import backlog_tokens, call_counts
+from gyre.store.vocabulary import load_vocabulary
 from gyre.tasks.harbor import Task
 from workflows import messages as m
 
@@ -40,6 +41,7 @@ class ControlActivities:
                 q.create_run(
                     session, x.run_id, self._run.model_dump(mode="json"), activity.info().workflow_id or x.run_id
                 )
+                load_vocabulary(session, x.run_id, self._run.policy.path)
             config = RunConfig.model_validate(q.run_row(session, x.run_id).config)
             q.set_run_state(session, x.run_id, "running")
             newest = q.newest_version(session, x.run_id)
@@ -94,7 +96,7 @@ class ControlActivities:
                 branch_cap=config.rollouts.branch_cap,
                 micro_batch_tokens=config.trainer.micro_batch_tokens,
                 normalize_std=config.objective.normalize_std,
-                whole_rollouts=config.objective.ratio == "rollout",
+                whole_rollouts=config.objective.whole_rollouts,
             )
             rewards = [r.reward for r in q.group_rewards(session, x.group_id) if r.reward is not None]
         reward = sum(rewards) / len(rewards) if rewards else None

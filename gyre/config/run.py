@@ -6,7 +6,7 @@ Pure data: workflows may import this module inside Temporal's sandbox.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -70,7 +70,8 @@ class RolloutConfig(Section):
     score_attempts: int = Field(3, ge=1)
     """Attempts at scoring before the reward is NULL and the rollout is excluded."""
     max_staleness: int = Field(0, ge=0)
-    """Optimizer steps by which the policy that samples may be behind the one that is trained. 0: on-policy."""
+    """Optimizer steps by which the policy that samples may be behind the one that is trained. 0: on-policy. A rollout
+    with an older token is not trained (fate `stale`)."""
     branch_cap: int = Field(5, ge=1)
     """Branches of one rollout that are trained, by rank of kind."""
 
@@ -87,19 +88,72 @@ class SamplingConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """The loss."""
+    """The loss; docs/objective.md has the formulas."""
 
-    algorithm: Literal["gspo"] = "gspo"
-    """GSPO-token: clipped sequence ratio with per-token gradients (Zheng et al. 2025, eq. 9-11)."""
+    algorithm: Literal["gspo", "grpo", "dapo"] = "gspo"
+    """`gspo`: one ratio a sequence (Zheng et al. 2025); `grpo`: one a token, a mean over each rollout (Shao et al.
+    2024); `dapo`: one a token, a mean over the step's tokens (Yu et al. 2025)."""
     clip_low: float = Field(3e-4, ge=0, lt=1)
-    """Lower clip of the sequence ratio: 1 - clip_low."""
+    """Lower clip of the ratio: 1 - clip_low. Without a value: 3e-4 for gspo, 0.2 for grpo and dapo."""
     clip_high: float = Field(4e-4, ge=0)
-    """Upper clip of the sequence ratio: 1 + clip_high."""
+    """Upper clip of the ratio: 1 + clip_high. Without a value: 4e-4 for gspo, 0.2 for grpo, 0.28 for dapo."""
     ratio: Literal["branch", "rollout"] = "branch"
-    """Over what the ratio's length normalisation runs: one branch's owned tokens, or the whole rollout's (its branches
-    then share a micro-batch, even one above `trainer.micro_batch_tokens`)."""
+    """What a sequence is: one branch's owned tokens, or the whole rollout's (its branches then share a micro-batch,
+    even one above `trainer.micro_batch_tokens`)."""
+    old: Literal["sampler", "trainer"] = "sampler"
+    """Whose policy the ratio's denominator is: `sampler`, the one that sampled; `trainer`, the trainer's own before the
+    step, so that the ratio is 1, nothing is clipped, and `correction` alone weighs the difference to the sampler."""
+    correction: Literal["none", "truncate", "mask"] = "none"
+    """Of the difference between sampler and trainer, w = pi / mu. `truncate` (for old = "trainer"): weigh by min(w,
+    cap); `mask`: reject what has w outside floor..cap."""
+    correction_level: Literal["token", "sequence"] = "sequence"
+    """Whether w is a token's, or the geometric mean over its sequence."""
+    correction_cap: float = Field(2.0, gt=0)
+    """Largest w: above it, w is cut or its target rejected."""
+    correction_floor: float = Field(0.0, ge=0)
+    """For `mask`: smallest w that is not rejected."""
+    kl: Literal["none", "k1", "k2", "k3"] = "none"
+    """Estimator of a KL penalty in the loss."""
+    kl_coefficient: float = Field(1e-3, ge=0)
+    """What multiplies the penalty."""
+    kl_reference: Literal["sampler", "initial"] = "sampler"
+    """From whom the penalty keeps the policy: the one that sampled, or the run's first weights (`policy.path`), whose
+    copy each trainer then holds and runs forward once a micro-batch."""
+    denominator: Literal["trained", "valid"] = "trained"
+    """R of gspo and grpo: rollouts whose tokens are trained, or all of the step that have a valid reward. dapo divides
+    by tokens, and takes no other value."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation (plus 1e-6)."""
+    min_std: float = Field(1e-4, ge=0)
+    """Smallest standard deviation of a group's rewards that gives a gradient. Below it they differ by noise only, which
+    `normalize_std` would blow up to full size. (Of rewards 0 and 1 it is above 1e-4 in any group under 1e8.)"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clips_of_the_algorithm(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        low, high = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28)}.get(str(data.get("algorithm")), (None, None))
+        return data if low is None else {"clip_low": low, "clip_high": high, **data}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.correction == "truncate" and self.old != "trainer":
+            raise ValueError(
+                "correction: 'truncate' needs old = 'trainer'; with old = 'sampler' the clipped ratio carries the "
+                "weight already, and it would count twice"
+            )
+        if self.correction == "mask" and self.correction_floor >= self.correction_cap:
+            raise ValueError("correction_floor: must be below correction_cap")
+        if self.algorithm == "dapo" and self.denominator != "trained":
+            raise ValueError("denominator: dapo divides by the step's trained tokens; only 'trained' fits")
+        return self
+
+    @property
+    def whole_rollouts(self) -> bool:
+        """Whether all of a rollout's targets must lie in one micro-batch."""
+        sequences = self.algorithm == "gspo" or (self.correction != "none" and self.correction_level == "sequence")
+        return self.ratio == "rollout" and sequences
 
 
 class OptimizerConfig(Section):

@@ -11,89 +11,133 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.objective.gspo import GspoResult
+from gyre.objective import LossResult
 
 
 @dataclass
 class MicroBatchMetrics:
     """One micro-batch. Log-probs in nats; `difference` is trainer's minus sampler's log-prob of a target."""
 
-    tokens: int
-    """Tokens computed: what branches share, once."""
-    branch_tokens: int
-    """What its branches would have been apart."""
-    n_targets: int
-    seconds: float
-    loss: float
-    """Its part of R times the step's loss."""
-    abs_difference_sum: float
-    abs_difference_max: float
-    entropy_sum: float
-    ratio_sum: float
-    """Over units: branches, or rollouts under objective.ratio = 'rollout'."""
-    units: int
-    clipped_targets: int
+    tokens: int = 0
+    """That the model computed: every distinct one of a row once."""
+    branch_tokens: int = 0
+    """The same branches' tokens one branch after another, with nothing shared."""
+    n_targets: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    """Its part of the step's loss times its divisor."""
+    abs_difference_sum: float = 0.0
+    abs_difference_max: float = 0.0
+    mismatch_k1_sum: float = 0.0
+    """Of -difference: each an estimate of KL(sampler || trainer)."""
+    mismatch_k3_sum: float = 0.0
+    """Of exp(difference) - 1 - difference: the same, never negative."""
+    entropy_sum: float = 0.0
+    sequences: int = 0
+    """Branches, or rollouts under objective.ratio = 'rollout'."""
+    ratio_sum: float = 0.0
+    """Of sequences' length-normalised ratios of trainer to sampler, whichever ratio the loss uses."""
+    ratio_min: float = math.inf
+    ratio_max: float = -math.inf
+    clipped_targets: int = 0
     """Targets whose gradient the clip took away."""
+    rejected_targets: int = 0
+    """Targets that objective.correction = 'mask' took out."""
+    truncated_targets: int = 0
+    """Targets whose weight objective.correction = 'truncate' cut to the cap."""
+    kl_sum: float = 0.0
+    """Of the penalty of objective.kl, before its coefficient."""
     clip_by_length: dict[str, list[int]] = field(default_factory=dict)
-    """Targets of a unit, as a power of two they stay below -> [clipped units, units]."""
+    """Targets of a sequence, as a power of two they stay below -> [clipped targets, targets]."""
 
     def to_json(self) -> dict[str, Any]:
-        """The sums, and beside them the figures a person reads."""
-        return dataclasses.asdict(self) | self.figures()
+        """The sums, and beside them the figures a person reads. Infinities (of no sequence) are left out."""
+        data = {k: v for k, v in dataclasses.asdict(self).items() if v not in (math.inf, -math.inf)}
+        return data | self.figures()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> MicroBatchMetrics:
         """From what `to_json` gave; the figures are made again."""
-        return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
+        return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data})
 
     def figures(self) -> dict[str, float]:
-        """Means over targets and units; zero where there are none."""
-        n, units = max(self.n_targets, 1), max(self.units, 1)
+        """Means over targets and sequences; zero where there are none."""
+        n, sequences = max(self.n_targets, 1), max(self.sequences, 1)
         return {
             "mean_abs_logprob_diff": self.abs_difference_sum / n,
             "max_abs_logprob_diff": self.abs_difference_max,
-            "mean_ratio": self.ratio_sum / units,
+            "mismatch_kl": self.mismatch_k3_sum / n,
+            "mean_ratio": self.ratio_sum / sequences,
             "clip_fraction": self.clipped_targets / n,
+            "rejected_fraction": self.rejected_targets / n,
+            "truncated_fraction": self.truncated_targets / n,
+            "kl": self.kl_sum / n,
             "entropy": self.entropy_sum / n,
             "tokens_per_s": self.tokens / self.seconds if self.seconds else 0.0,
         }
 
 
 def measure(
-    result: GspoResult, logprobs: Tensor, behaviour: Tensor, entropies: Tensor, *, tokens: int, branch_tokens: int
+    result: LossResult,
+    logprobs: Tensor,
+    behaviour: Tensor,
+    entropies: Tensor,
+    *,
+    tokens: int,
+    branch_tokens: int = 0,
+    seconds: float = 0.0,
 ) -> MicroBatchMetrics:
-    """Metrics of a micro-batch from its loss and log-probs [N]; its time is the caller's to add."""
-    difference = (logprobs.detach() - behaviour.to(logprobs.dtype)).abs()
+    """Metrics of a micro-batch from its loss and log-probs [N]."""
+    difference = logprobs.detach().double() - behaviour.double()
+    absolute = difference.abs()
+    clipped = torch.bincount(result.sequence[result.clipped], minlength=len(result.counts))
     by_length: dict[str, list[int]] = {}
-    for count, clipped in zip(result.counts.tolist(), result.clipped.tolist(), strict=True):
+    for count, gone in zip(result.counts.tolist(), clipped.tolist(), strict=True):
         entry = by_length.setdefault(str(1 << int(count).bit_length()), [0, 0])
-        entry[0] += int(clipped)
-        entry[1] += 1
+        entry[0] += int(gone)
+        entry[1] += int(count)
     return MicroBatchMetrics(
         tokens=tokens,
         branch_tokens=branch_tokens,
         n_targets=len(behaviour),
-        seconds=0.0,
+        seconds=seconds,
         loss=result.loss.item(),
-        abs_difference_sum=difference.sum(dtype=torch.float64).item(),
-        abs_difference_max=difference.max().item(),
+        abs_difference_sum=absolute.sum().item(),
+        abs_difference_max=absolute.max().item(),
+        mismatch_k1_sum=-difference.sum().item(),
+        mismatch_k3_sum=(torch.expm1(difference) - difference).sum().item(),
         entropy_sum=entropies.sum(dtype=torch.float64).item(),
+        sequences=len(result.ratios),
         ratio_sum=result.ratios.sum(dtype=torch.float64).item(),
-        units=len(result.ratios),
-        clipped_targets=int(result.counts[result.clipped].sum()),
+        ratio_min=result.ratios.min().item(),
+        ratio_max=result.ratios.max().item(),
+        clipped_targets=int(result.clipped.sum()),
+        rejected_targets=int((~result.kept).sum()),
+        truncated_targets=int(result.truncated.sum()),
+        kl_sum=result.kl.sum(dtype=torch.float64).item(),
         clip_by_length=by_length,
     )
 
 
+_COUNTS = (
+    "tokens", "branch_tokens", "n_targets", "sequences", "clipped_targets", "rejected_targets", "truncated_targets",
+)  # fmt: skip
+_SUMS = (
+    "seconds", "loss", "abs_difference_sum", "mismatch_k1_sum", "mismatch_k3_sum", "entropy_sum", "ratio_sum", "kl_sum",
+)  # fmt: skip
+
+
 def combine(parts: Iterable[MicroBatchMetrics]) -> MicroBatchMetrics:
     """Metrics of a whole step: sums add up, whichever trainers computed them; seconds are summed work."""
-    total = MicroBatchMetrics(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    total = MicroBatchMetrics()
     for part in parts:
-        for name in ("tokens", "branch_tokens", "n_targets", "units", "clipped_targets"):
+        for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        for name in ("seconds", "loss", "abs_difference_sum", "entropy_sum", "ratio_sum"):
+        for name in _SUMS:
             setattr(total, name, math.fsum((getattr(total, name), getattr(part, name))))
         total.abs_difference_max = max(total.abs_difference_max, part.abs_difference_max)
+        total.ratio_min = min(total.ratio_min, part.ratio_min)
+        total.ratio_max = max(total.ratio_max, part.ratio_max)
         for length, (clipped, count) in part.clip_by_length.items():
             entry = total.clip_by_length.setdefault(length, [0, 0])
             entry[0] += clipped
