@@ -18,8 +18,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gyre.config import RunConfig
-from gyre.gateway import openai_chat
+from gyre.gateway import anthropic_messages, openai_chat
 from gyre.gateway.calls import Calls, LiveCall
+from gyre.gateway.conversation import plan
 from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Request
@@ -186,6 +187,26 @@ class Gateway:
         """POST /v1/chat/completions."""
         return await self._call(http, openai_chat)
 
+    async def messages(self, http: HttpRequest) -> Response:
+        """POST /v1/messages."""
+        return await self._call(http, anthropic_messages)
+
+    async def count_tokens(self, http: HttpRequest) -> Response:
+        """POST /v1/messages/count_tokens: the length of the very prompt that the same call would get now."""
+        try:
+            token = _token(http)
+            body = await _body(http)
+            session = await self.calls.session(token)
+            request = self.dialect.normalise(anthropic_messages.parse_count(body, self.run.policy.name))
+        except GatewayError as error:
+            return _error(error, anthropic_messages)
+        planned = plan(session.tree, self.calls.policy, request, self.dialect.hint(http.headers, request))
+        return Response(anthropic_messages.token_count(planned.prompt_length), media_type="application/json")
+
+    async def hello(self, _: HttpRequest) -> Response:
+        """GET and HEAD /api/hello: Claude Code asks whether there is a way to its base URL."""
+        return _json({"message": "hello"})
+
     async def _call(self, http: HttpRequest, wire: WireFormat) -> Response:
         try:
             token = _token(http)
@@ -199,12 +220,22 @@ class Gateway:
         return Delivery(call, wire, self.run.policy.name, request)
 
     async def models(self, http: HttpRequest) -> Response:
-        """GET /v1/models."""
+        """GET /v1/models and /v1/models/<id>, in Anthropic's shape for its clients and else in OpenAI's."""
+        name, anthropic = self.run.policy.name, "anthropic-version" in http.headers
         try:
             await self.calls.session(_token(http))
+            if (asked := http.path_params.get("model", name)) != name:
+                raise GatewayError("unknown_model", f"The model {asked!r} does not exist; use {name!r}.", "model")
         except GatewayError as error:
-            return _error(error, openai_chat)
-        return Response(openai_chat.models(self.run.policy.name), media_type="application/json")
+            return _error(error, anthropic_messages if anthropic else openai_chat)
+        if anthropic:
+            shape = anthropic_messages.one_model if "model" in http.path_params else anthropic_messages.models
+            body = shape(name, self.run.policy.context, self.run.sampling.max_tokens)
+            return Response(body, media_type="application/json")
+        body = openai_chat.models(name)
+        if "model" in http.path_params:
+            body = orjson.dumps(orjson.loads(body)["data"][0])
+        return Response(body, media_type="application/json")
 
     async def health(self, _: HttpRequest) -> Response:
         """GET /health."""
@@ -231,14 +262,21 @@ def create_app(
     """
     gateway = Gateway(run, database_url, dialect, write_patience_s=write_patience_s)
 
-    async def not_found(_: HttpRequest, __: Exception) -> Response:
-        return _error(GatewayError("not_found", "Unknown path; use /r/<token>/v1/chat/completions."), openai_chat)
+    async def not_found(http: HttpRequest, __: Exception) -> Response:
+        anthropic = "anthropic-version" in http.headers
+        known = "messages" if anthropic else "chat/completions"
+        error = GatewayError("not_found", f"Unknown path; use /r/<token>/v1/{known}.")
+        return _error(error, anthropic_messages if anthropic else openai_chat)
 
     routes = [Route("/health", gateway.health), Route("/metrics", gateway.show_metrics)]
     routes.append(Route("/admin/cells", gateway.cells))
     for prefix in ("", "/r/{token}"):
         routes.append(Route(f"{prefix}/v1/chat/completions", gateway.chat_completions, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/messages", gateway.messages, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/messages/count_tokens", gateway.count_tokens, methods=["POST"]))
+        routes.append(Route(f"{prefix}/api/hello", gateway.hello))
         routes.append(Route(f"{prefix}/v1/models", gateway.models))
+        routes.append(Route(f"{prefix}/v1/models/{{model}}", gateway.models))
     app = Starlette(routes=routes, lifespan=gateway.lifespan, exception_handlers={404: not_found})
     app.state.gateway = gateway
     return app
@@ -246,6 +284,8 @@ def create_app(
 
 def _token(http: HttpRequest) -> str:
     token: str | None = http.path_params.get("token")
+    if token is None:
+        token = http.headers.get("x-api-key")
     if token is None:
         scheme, _, token = http.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:

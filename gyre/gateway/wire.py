@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from gyre.gateway import openai_chat
+from gyre.gateway import anthropic_messages, openai_chat
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Message, Request
 from gyre.gateway.result import Result
@@ -42,4 +42,7 @@ class WireFormat(Protocol):
         """An error on a stream that has begun."""
 
 
-FORMATS: dict[str, WireFormat] = {openai_chat.API: openai_chat}
+FORMATS: dict[str, WireFormat] = {
+    openai_chat.API: openai_chat,
+    anthropic_messages.API: anthropic_messages,
+}
