@@ -6,7 +6,7 @@ import ctypes
 import gc
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gyre.config import ObjectiveConfig, TrainerConfig
 from gyre.objective import Targets, policy_loss, target_weight
-from gyre.training.batch import TrainSample, check_whole_rollouts, pack_samples
+from gyre.training.batch import PackedBatch, check_whole_rollouts
 from gyre.training.checkpoint import CheckpointError, CheckpointMeta, read_meta, read_optimizer, save_checkpoint
 from gyre.training.logprobs import TargetQuery
 from gyre.training.metrics import MicroBatchMetrics, measure
@@ -78,30 +78,31 @@ class Trainer:
         """Empty the accumulator."""
         self.stream.begin()
 
-    def micro_batch(self, samples: Sequence[TrainSample], name: str) -> MicroBatchMetrics:
-        """Add the gradient of these samples. `name` is how errors call them.
+    def micro_batch(self, batch: PackedBatch, name: str) -> MicroBatchMetrics:
+        """Add the gradient of a micro-batch. `name` is how errors call it.
 
         Raises NonFiniteError (nothing was added, or the accumulator must be emptied if the gradient it now holds is
         not finite), BatchError for samples that the objective cannot use.
         """
         started = time.perf_counter()
         if self.objective.whole_rollouts:
-            check_whole_rollouts(samples)
-        batch = pack_samples(samples)
+            check_whole_rollouts(batch.samples)
         device = self.policy.device
         query = TargetQuery(
-            positions=torch.from_numpy(batch.predictors).to(device),
-            ids=torch.from_numpy(batch.target_ids).to(device),
+            positions=torch.from_numpy(batch.positions).to(device),
             temperatures=torch.from_numpy(batch.temperatures).to(device),
+            predictors=torch.from_numpy(batch.predictors).to(device),
+            ids=torch.from_numpy(batch.target_ids).to(device),
             chunk=self.settings.logprob_chunk,
         )
-        targets = self._targets(samples, torch.from_numpy(batch.sample), torch.from_numpy(batch.behaviour), device)
+        targets = self._targets(batch, device)
         ids = torch.from_numpy(batch.ids).to(device)
+        apart = sum(s.n_tokens for s in batch.samples)
 
         def forward(policy: Policy) -> tuple[Tensor, MicroBatchMetrics]:
-            logprobs, entropies = policy.target_logprobs(batch.lengths, ids, query)
+            logprobs, entropies = policy.target_logprobs(batch.row, ids, query)
             result = policy_loss(logprobs, targets, self.objective)
-            metrics = measure(result, logprobs, targets.behaviour, entropies, tokens=len(ids), seconds=0.0)
+            metrics = measure(result, logprobs, targets.behaviour, entropies, tokens=len(ids), branch_tokens=apart)
             if not math.isfinite(metrics.abs_difference_sum):
                 # A ratio of zero would hide it: the loss stays finite.
                 raise NonFiniteError("log-probs of trainer or sampler are not finite")
@@ -111,7 +112,7 @@ class Trainer:
             metrics = self.stream.micro_batch(forward)
             self.stream.check_finite()
         except NonFiniteError as error:
-            rollouts = sorted({s.rollout_id for s in samples})
+            rollouts = sorted({s.rollout_id for s in batch.samples})
             raise NonFiniteError(
                 f"{name}: {error}; it was refused. Rollouts: {', '.join(rollouts[:4])}"
                 + (f" and {len(rollouts) - 4} more" if len(rollouts) > 4 else "")
@@ -119,18 +120,15 @@ class Trainer:
         metrics.seconds = time.perf_counter() - started
         return metrics
 
-    def _targets(
-        self, samples: Sequence[TrainSample], sample: Tensor, behaviour: Tensor, device: torch.device
-    ) -> Targets:
+    def _targets(self, batch: PackedBatch, device: torch.device) -> Targets:
+        unit, firsts = torch.from_numpy(batch.sample), list(batch.samples)
         if self.objective.ratio == "rollout":
-            names = [s.rollout_id for s in samples]
+            names = [s.rollout_id for s in batch.samples]
             units = list(dict.fromkeys(names))
-            unit = torch.tensor([units.index(n) for n in names])[sample]
-            firsts = [samples[names.index(u)] for u in units]
-        else:
-            unit, firsts = sample, list(samples)
+            unit = torch.tensor([units.index(n) for n in names])[unit]
+            firsts = [batch.samples[names.index(u)] for u in units]
         return Targets(
-            behaviour=behaviour.to(device),
+            behaviour=torch.from_numpy(batch.behaviour).to(device),
             sequence=unit.to(device),
             advantage=torch.tensor([s.advantage for s in firsts], device=device),
             weight=torch.tensor([target_weight(self.objective, s.rollout_targets) for s in firsts], device=device),

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from gyre.training.batch import BatchError
+from gyre.training.batch import BatchError, pack_samples
 from gyre.training.checkpoint import version_folder
 from gyre.training.metrics import MicroBatchMetrics, combine
 from gyre.training.streaming import NonFiniteError
+from gyre.trajectory.packed import TreeRow
 from tests.training.conftest import random_samples
 
 
 def accumulate(trainer, batches):
     trainer.begin()
-    metrics = [trainer.micro_batch(batch, f"micro-batch {i}") for i, batch in enumerate(batches)]
+    metrics = [trainer.micro_batch(pack_samples(batch), f"micro-batch {i}") for i, batch in enumerate(batches)]
     return trainer.gradient(), combine(metrics)
 
 
@@ -29,7 +30,10 @@ def test_the_loss_is_the_step_loss_of_the_design(make_trainer):
 
     def part(sample):
         ids = torch.from_numpy(sample.ids).long()
-        logits = trainer.policy.logits((len(ids),), ids)[sample.targets - 1].detach().double() / sample.temperature
+        logits = (
+            trainer.policy.logits(TreeRow.sequences([len(ids)]), ids)[sample.targets - 1].detach().double()
+            / sample.temperature
+        )
         new = torch.log_softmax(logits, -1).gather(1, ids[sample.targets, None]).squeeze(1).numpy()
         s = np.exp(np.mean(new - sample.behaviour))
         bounded = np.clip(s, 0.8, 1.2)
@@ -94,7 +98,7 @@ def test_a_shared_token_split_in_two_branches_at_ratio_one_keeps_its_gradient(ma
     trainer = make_trainer()
     sample = random_samples(4, rollouts=1, branches=1)[0]
     ids = torch.from_numpy(sample.ids).long()
-    logits = trainer.policy.logits((len(ids),), ids)[sample.targets - 1].detach() / sample.temperature
+    logits = trainer.policy.logits(TreeRow.sequences([len(ids)]), ids)[sample.targets - 1].detach() / sample.temperature
     known = torch.log_softmax(logits, -1).gather(1, ids[sample.targets, None]).squeeze(1).numpy()
     sample = dataclasses.replace(sample, behaviour=known)
     whole, _ = accumulate(trainer, [[sample]])
@@ -160,7 +164,7 @@ def test_a_loss_that_is_not_finite_is_refused_by_name(make_trainer, bad):
     broken[3].behaviour[0] = bad
     weights = trainer.export_hf()
     with pytest.raises(NonFiniteError, match=r"micro-batch 17: .*refused.*run/s0/00/0"):
-        trainer.micro_batch(broken, "micro-batch 17")
+        trainer.micro_batch(pack_samples(broken), "micro-batch 17")
     assert torch.equal(trainer.gradient(), good)
     assert all(torch.equal(t, weights[n]) for n, t in trainer.export_hf().items())
 
@@ -192,13 +196,13 @@ def test_a_ratio_over_rollouts_needs_them_whole(make_trainer):
     samples = random_samples(1, rollouts=2, branches=3)
     trainer = make_trainer(ratio="rollout")
     with pytest.raises(BatchError, match=r"rollout run/s0/00/01 has .* raise trainer\.micro_batch_tokens"):
-        trainer.micro_batch(samples[:5], "micro-batch 1")
+        trainer.micro_batch(pack_samples(samples[:5]), "micro-batch 1")
     assert trainer.gradient().abs().max() == 0
 
 
 def test_metrics_survive_json(make_trainer):
     trainer = make_trainer(clip=1e-4)
-    metrics = trainer.micro_batch(random_samples(1), "micro-batch 1")
+    metrics = trainer.micro_batch(pack_samples(random_samples(1)), "micro-batch 1")
     assert MicroBatchMetrics.from_json(metrics.to_json()) == metrics
     figures = metrics.figures()
     assert 0 < figures["clip_fraction"] < 1
