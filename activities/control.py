@@ -15,6 +15,7 @@ from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
 from gyre.store.queries.counts import backlog_tokens, call_counts
+from gyre.store.vocabulary import load_vocabulary
 from gyre.tasks.harbor import Task
 from workflows import messages as m
 
@@ -40,6 +41,7 @@ class ControlActivities:
                 q.create_run(
                     session, x.run_id, self._run.model_dump(mode="json"), activity.info().workflow_id or x.run_id
                 )
+                load_vocabulary(session, x.run_id, self._run.policy.path)
             config = RunConfig.model_validate(q.run_row(session, x.run_id).config)
             q.set_run_state(session, x.run_id, "running")
             newest = q.newest_version(session, x.run_id)

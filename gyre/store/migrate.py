@@ -18,7 +18,7 @@ from sqlalchemy import Connection, text
 from gyre.store.db import make_engine
 
 _MIGRATIONS = Path(__file__).parents[2] / "migrations"
-_VIEWS = Path(__file__).with_name("views.sql")
+_VIEWS = [Path(__file__).with_name(name) for name in ("views.sql", "content.sql")]
 _LOCK = 0x67797265  # any constant: two processes that start together migrate one after the other
 
 
@@ -42,7 +42,7 @@ def _config(connection: Connection) -> Config:
 
 
 def _apply_views(connection: Connection) -> None:
-    sql = _VIEWS.read_text()
+    sql = "".join(path.read_text() for path in _VIEWS)
     digest = hashlib.sha256(sql.encode()).hexdigest()
     applied = connection.scalar(text("SELECT obj_description(to_regclass('rollout_summary'), 'pg_class')"))
     if applied == digest:

@@ -68,8 +68,18 @@ class Run(Base):
     config: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(server_default="running")  # running | paused | done | stopped | failed
     workflow_id: Mapped[str]
+    vocabulary: Mapped[str | None]  # of its policy, in token_pieces; NULL: token ids cannot be read as text in SQL
     started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[dt.datetime | None]
+
+
+class TokenPiece(Base):
+    """The bytes of one token, so that SQL can read ids as text. Written when a run starts, once a tokenizer."""
+
+    __tablename__ = "token_pieces"
+    vocabulary: Mapped[str] = mapped_column(primary_key=True)  # SHA-256 of tokenizer.json, see gyre.store.vocabulary
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    piece: Mapped[bytes]
 
 
 class Step(Base):

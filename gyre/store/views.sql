@@ -1,6 +1,7 @@
 -- What a person asks the database. `gyre.store.migrate` runs this file whenever it changed; it replaces everything it
 -- makes, so it may be edited freely. Names are those of the design: rollout, branch, node, sample, step.
 
+DROP VIEW IF EXISTS version_span, owned_span, message, tool_call, reward; -- of content.sql, which comes after
 DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting;
 DROP FUNCTION IF EXISTS path_nodes(bigint), path_tokens(bigint), tokens(bigint), logprobs(bigint),
     gyre_continued(bigint, boolean), gyre_int32(bytea), gyre_float32(bytea);

@@ -58,12 +58,20 @@ def upgrade() -> None:
         sa.Column("config", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("state", sa.Text(), server_default="running", nullable=False),
         sa.Column("workflow_id", sa.Text(), nullable=False),
+        sa.Column("vocabulary", sa.Text(), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
             "state IN ('running', 'paused', 'done', 'stopped', 'failed')", name=op.f("ck_runs_state_known")
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
+    )
+    op.create_table(
+        "token_pieces",
+        sa.Column("vocabulary", sa.Text(), nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("piece", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("vocabulary", "id", name=op.f("pk_token_pieces")),
     )
     op.create_table(
         "evaluations",
@@ -361,6 +369,7 @@ def downgrade() -> None:
     op.drop_table("role_changes")
     op.drop_table("evaluations")
     op.drop_table("runs")
+    op.drop_table("token_pieces")
     op.drop_index(op.f("ix_cpu_samples_run_id_at"), table_name="cpu_samples")
     op.drop_table("cpu_samples")
     op.drop_table("cells")
