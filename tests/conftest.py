@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from gyre.store.db import libpq_url, make_engine
 from gyre.store.migrate import upgrade
 from gyre.store.server import PostgresServer
+from tests.scripted.fixtures import scripted_engine, scripted_policy, scripted_world  # noqa: F401 - fixtures
 
 _count = itertools.count()
 

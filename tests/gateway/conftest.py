@@ -16,6 +16,7 @@ from sqlalchemy import Engine, select
 
 from gyre.config import CellConfig, PolicyConfig, RunConfig, ServingConfig
 from gyre.gateway.app import Gateway, create_app
+from gyre.harness.registry import dialect_of
 from gyre.serving.launch import EngineProcess
 from gyre.store.db import make_engine, transaction
 from gyre.store.models import Call, Node, Rollout
@@ -75,7 +76,7 @@ class Served:
     """An app under uvicorn on a free port, in this loop."""
 
     def __init__(self, run: RunConfig, database: str, patience_s: float = 60.0) -> None:
-        app = create_app(run, database, write_patience_s=patience_s)
+        app = create_app(run, database, dialect_of(run.harness), write_patience_s=patience_s)
         self.gateway: Gateway = app.state.gateway
         self._server = uvicorn.Server(
             uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1, lifespan="on")
