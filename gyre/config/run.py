@@ -43,7 +43,11 @@ class HarnessConfig(Section):
     """The program that acts: run unmodified, attributed by its base URL."""
 
     name: str = "mini-swe-agent"
-    """`mini-swe-agent`, or `command` for any program described by `command`."""
+    """`mini-swe-agent`, `claude-code`, or `command` for any program described by `command` (docs/harnesses.md)."""
+    version: str | None = None
+    """Of a harness from npm: the installed version to run; none: the one that it is written against."""
+    args: list[str] = []
+    """Of a harness from npm: further arguments of its command line; the same placeholders as in `command`."""
     command: list[str] = []
     """For `command`: argv. `{base_url}`, `{api_key}`, `{model}`, `{instruction}`, `{workspace}` are filled in."""
     config: Path | None = None

@@ -7,16 +7,22 @@ from collections.abc import Callable
 from gyre.config.run import HarnessConfig
 from gyre.gateway.dialect import Dialect
 from gyre.harness.base import Harness, HarnessError
+from gyre.harness.claude_code import ClaudeCode
 from gyre.harness.command import CommandHarness
 from gyre.harness.mini_swe_agent import MiniSweAgent
 
 _MAKERS: dict[str, Callable[[HarnessConfig], Harness]] = {
     "mini-swe-agent": lambda config: MiniSweAgent(config.config, config.env, warm=config.warm),
+    "claude-code": lambda config: ClaudeCode(config.config, config.env, config.args, config.version),
     "command": lambda config: CommandHarness(config.command, config.env),
 }
 
 
-_DIALECTS: dict[str, Dialect] = {"mini-swe-agent": MiniSweAgent.dialect, "command": CommandHarness.dialect}
+_DIALECTS: dict[str, Dialect] = {
+    "mini-swe-agent": MiniSweAgent.dialect,
+    "claude-code": ClaudeCode.dialect,
+    "command": CommandHarness.dialect,
+}
 
 
 def dialect_of(config: HarnessConfig) -> Dialect:
