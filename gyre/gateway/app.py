@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import orjson
 import psycopg
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gyre.config import RunConfig
-from gyre.gateway import anthropic_messages, openai_chat
+from gyre.gateway import anthropic_messages, openai_chat, openai_responses
 from gyre.gateway.calls import Calls, LiveCall
 from gyre.gateway.conversation import plan
 from gyre.gateway.dialect import PLAIN, Dialect
@@ -191,6 +191,14 @@ class Gateway:
         """POST /v1/messages."""
         return await self._call(http, anthropic_messages)
 
+    async def responses(self, http: HttpRequest) -> Response:
+        """POST /v1/responses."""
+        return await self._call(http, openai_responses)
+
+    async def compact(self, http: HttpRequest) -> Response:
+        """POST /v1/responses/compact: a call like any other, that asks for a summary in place of the history."""
+        return await self._call(http, openai_responses, openai_responses.parse_compact)
+
     async def count_tokens(self, http: HttpRequest) -> Response:
         """POST /v1/messages/count_tokens: the length of the very prompt that the same call would get now."""
         try:
@@ -207,12 +215,14 @@ class Gateway:
         """GET and HEAD /api/hello: Claude Code asks whether there is a way to its base URL."""
         return _json({"message": "hello"})
 
-    async def _call(self, http: HttpRequest, wire: WireFormat) -> Response:
+    async def _call(
+        self, http: HttpRequest, wire: WireFormat, parse: Callable[[bytes, str], Request] | None = None
+    ) -> Response:
         try:
             token = _token(http)
             body = await _body(http)
             session = await self.calls.session(token)
-            request = self.dialect.normalise(wire.parse_request(body, self.run.policy.name))
+            request = self.dialect.normalise((parse or wire.parse_request)(body, self.run.policy.name))
         except GatewayError as error:
             return _error(error, wire)
         hint = self.dialect.hint(http.headers, request)
@@ -272,6 +282,8 @@ def create_app(
     routes.append(Route("/admin/cells", gateway.cells))
     for prefix in ("", "/r/{token}"):
         routes.append(Route(f"{prefix}/v1/chat/completions", gateway.chat_completions, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/responses", gateway.responses, methods=["POST"]))
+        routes.append(Route(f"{prefix}/v1/responses/compact", gateway.compact, methods=["POST"]))
         routes.append(Route(f"{prefix}/v1/messages", gateway.messages, methods=["POST"]))
         routes.append(Route(f"{prefix}/v1/messages/count_tokens", gateway.count_tokens, methods=["POST"]))
         routes.append(Route(f"{prefix}/api/hello", gateway.hello))

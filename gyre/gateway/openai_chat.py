@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -26,6 +26,16 @@ _ERROR_TYPES: dict[ErrorKind, tuple[str, str | None]] = {
     "unavailable": ("server_error", "service_unavailable"),
     "internal": ("server_error", None),
 }
+# What would change what is sampled, or is not there to be sent.
+_REFUSED = {
+    "functions": "functions are not supported; use tools",
+    "function_call": "functions are not supported; use tools and tool_choice",
+    "logprobs": "log-probs are not served",
+    "top_logprobs": "log-probs are not served",
+    "audio": "the policy writes text only",
+    "continue_final_message": "an answer is always a message of its own",
+}
+_UNSEEN = {"image_url": "image", "file": "file", "input_audio": "sound", "video_url": "video"}
 # Kept with the call for the record; the run's own sampling parameters are used.
 _OPTIONS = (
     "model",
@@ -45,42 +55,51 @@ _OPTIONS = (
 
 
 def parse_request(body: bytes, model: str) -> Request:
-    """A request body in normal form. Raises GatewayError naming the field at fault."""
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise GatewayError("bad_request", f"We could not parse the JSON body of your request: {error}") from error
-    if not isinstance(data, dict):
-        raise GatewayError("bad_request", "The body of a request must be a JSON object.")
+    """A request body in normal form. Raises GatewayError naming the field at fault.
+
+    A forced tool_choice and a JSON response_format are taken for wishes: to enforce them would change the distribution
+    that is sampled from.
+    """
+    data = json_object(body)
     if data.get("model") != model:
         raise GatewayError("unknown_model", f"The model {data.get('model')!r} does not exist; use {model!r}.", "model")
     if data.get("n") not in (None, 1):
         raise GatewayError("bad_request", "n must be 1: one call samples one answer.", "n")
-    if data.get("functions") or data.get("function_call"):
-        raise GatewayError("bad_request", "functions are not supported; use tools.", "functions")
-    if data.get("logprobs"):
-        raise GatewayError("bad_request", "logprobs are not supported.", "logprobs")
-    response_format = data.get("response_format") or {"type": "text"}
-    if not isinstance(response_format, dict) or response_format.get("type") != "text":
-        raise GatewayError(
-            "bad_request", "response_format must be text: a grammar would change what is sampled.", "response_format"
-        )
+    for name, why in _REFUSED.items():
+        if data.get(name):
+            raise GatewayError("bad_request", f"{name}: {why}.", name)
+    modalities = data.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise GatewayError("bad_request", "modalities must be ['text'].", "modalities")
+    _response_format(data.get("response_format"))
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise GatewayError("bad_request", "messages must be a list of at least one message.", "messages")
     tools = _tools(data.get("tools"))
+    tool_calls = tool_choice(data.get("tool_choice"), tools)
     stream_options = data.get("stream_options") or {}
     return Request(
         api=API,
         messages=tuple(parse_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
         tools=tools,
-        parse_tool_calls=bool(tools) and _tool_choice(data.get("tool_choice")),
+        parse_tool_calls=bool(tools) and tool_calls,
         stop=_stop(data.get("stop")),
         max_tokens=_max_tokens(data),
         stream=bool(data.get("stream")),
         stream_usage=isinstance(stream_options, dict) and bool(stream_options.get("include_usage")),
         options={k: data[k] for k in _OPTIONS if k in data},
     )
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """A request's body. Raises GatewayError where it is not a JSON object."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise GatewayError("bad_request", f"We could not parse the JSON body of your request: {error}") from error
+    if not isinstance(data, dict):
+        raise GatewayError("bad_request", "The body of a request must be a JSON object.")
+    return data
 
 
 def parse_message(data: Any, where: str) -> Message:
@@ -93,7 +112,7 @@ def parse_message(data: Any, where: str) -> Message:
         raise GatewayError(
             "bad_request", f"{where}.role must be one of {sorted(_ROLES)}, got {said!r}.", f"{where}.role"
         )
-    content = _content(data.get("content"), where, nullable=role == "assistant")
+    content = _content(data.get("content"), where, nullable=role == "assistant", blind=role == "tool")
     if role == "system":
         return Message("system", system_text(content), raw=data)
     if role == "user":
@@ -115,7 +134,7 @@ def parse_message(data: Any, where: str) -> Message:
     return Message("assistant", content, reasoning or None, calls, raw=data)
 
 
-def _content(value: Any, where: str, *, nullable: bool) -> str:
+def _content(value: Any, where: str, *, nullable: bool, blind: bool) -> str:
     if isinstance(value, str):
         return value
     if value is None and nullable:
@@ -124,6 +143,8 @@ def _content(value: Any, where: str, *, nullable: bool) -> str:
         texts: list[str] = []
         for i, part in enumerate(value):
             text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+            if blind and isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in _UNSEEN:
+                text = unseen(_UNSEEN[kind])
             if not isinstance(text, str):
                 raise GatewayError(
                     "bad_request", f"{where}.content[{i}] must be a text part: the policy reads text only.",
@@ -132,6 +153,11 @@ def _content(value: Any, where: str, *, nullable: bool) -> str:
             texts.append(text)
         return "".join(texts)
     raise GatewayError("bad_request", f"{where}.content must be a string or a list of parts.", f"{where}.content")
+
+
+def unseen(what: str) -> str:
+    """What the policy reads in the place of something that a tool returned and that is no text."""
+    return f"[{what} left out: this model reads text only]"
 
 
 def _tool_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
@@ -164,14 +190,25 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
-def _tool_choice(value: Any) -> bool:
-    if value in (None, "auto"):
+def tool_choice(value: Any, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether calls may be made at all. A choice that forces one is a wish, but it must name a tool that is there."""
+    if isinstance(value, dict):
+        named = value.get("function", value).get("name") if isinstance(value.get("function", value), dict) else None
+        known = {tool["function"]["name"] for tool in tools}
+        if isinstance(named, str) and not any(named in (name, name.rpartition(".")[2]) for name in known):
+            raise GatewayError(
+                "bad_request", f"tool_choice names {named!r}, which is none of the tools.", "tool_choice"
+            )
         return True
-    if value == "none":
-        return False
-    raise GatewayError(
-        "bad_request", "tool_choice must be auto or none: forcing a call would change what is sampled.", "tool_choice"
-    )
+    if value is not None and (not isinstance(value, str) or value not in ("auto", "required", "none")):
+        raise GatewayError("bad_request", "tool_choice must be none, auto, required or a tool.", "tool_choice")
+    return bool(value != "none")
+
+
+def _response_format(value: Any) -> None:
+    kinds = ("text", "json_object", "json_schema")
+    if value is not None and (not isinstance(value, dict) or value.get("type") not in kinds):
+        raise GatewayError("bad_request", f"response_format.type must be one of {', '.join(kinds)}.", "response_format")
 
 
 def _stop(value: Any) -> tuple[str, ...]:
@@ -184,10 +221,15 @@ def _stop(value: Any) -> tuple[str, ...]:
 def _max_tokens(data: dict[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         if (value := data.get(name)) is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise GatewayError("bad_request", f"{name} must be a positive integer.", name)
-            return value
+            return positive_integer(value, name)
     return None
+
+
+def positive_integer(value: Any, name: str) -> int:
+    """A count of tokens. Raises GatewayError naming the field."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise GatewayError("bad_request", f"{name} must be a positive integer.", name)
+    return value
 
 
 def _optional_text(value: Any) -> str | None:

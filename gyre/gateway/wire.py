@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from gyre.gateway import anthropic_messages, openai_chat
+from gyre.gateway import anthropic_messages, openai_chat, openai_responses
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Message, Request
 from gyre.gateway.result import Result
@@ -44,5 +44,6 @@ class WireFormat(Protocol):
 
 FORMATS: dict[str, WireFormat] = {
     openai_chat.API: openai_chat,
+    openai_responses.API: openai_responses,
     anthropic_messages.API: anthropic_messages,
 }
