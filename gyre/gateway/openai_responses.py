@@ -215,7 +215,9 @@ def _item(data: Any, where: str) -> Message:
     if kind in _COMPACTED:
         text = summary_of(data.get("encrypted_content"))
         if text is None:
-            raise GatewayError("bad_request", f"{where}.encrypted_content is not from here.", f"{where}")
+            raise GatewayError(
+                "bad_request", f"{where}.encrypted_content is not from here.", f"{where}.encrypted_content"
+            )
         return Message("user", SUMMARY_PREFIX + text, raw=data)
     if kind in _OUTPUTS:
         call_id = _text(data, "call_id", where)
