@@ -183,7 +183,8 @@ class TrainerConfig(Section):
     """How a training cell computes."""
 
     micro_batch_tokens: int = Field(8192, ge=64)
-    """Token budget of one micro-batch (the unit of work that a training cell takes)."""
+    """Distinct tokens of one micro-batch at most (the unit of work that a training cell takes). A rollout above it is
+    cut between branches, and what they share is computed once a part; a single branch above it stays whole."""
     logprob_chunk: int = Field(1024, ge=1)
     """Positions whose vocabulary logits exist at once."""
     recompute: bool = False

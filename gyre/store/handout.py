@@ -11,12 +11,15 @@ from gyre.store.queries.groups import group_row
 from gyre.store.queries.handout import NewSample, add_samples, cut_micro_batches, settle_group
 from gyre.store.queries.rollouts import group_rewards
 from gyre.store.queries.samples import trees
-from gyre.trajectory import micro_batches, select
+from gyre.trajectory import SamplePath, micro_batches, select
 
 
 @dataclass(frozen=True)
 class HandOut:
-    """What a group gave. `first` is False when it had been handed out before; then the counts are zero."""
+    """What a group gave. `first` is False when it had been handed out before; then the counts are zero.
+
+    `tokens` are those that trainers compute: what a micro-batch's branches share, once.
+    """
 
     first: bool
     outcome: str
@@ -50,18 +53,18 @@ def hand_out(
     advantages = {m.rollout_id: a for m, a in zip(members, result.advantages, strict=True) if a is not None}
     if not settle_group(session, group_id, result.outcome, result.baseline, result.std, advantages):
         return HandOut(False, str(group_row(session, group_id).outcome), n_valid, 0, 0, 0, 0)
-    samples = _samples(session, advantages, branch_cap)
-    packed = micro_batches(
-        [(s.rollout_id, s.n_tokens) for s in samples], micro_batch_tokens, whole_rollouts=whole_rollouts
-    )
+    samples, paths = _samples(session, advantages, branch_cap)
+    packed = micro_batches(paths, micro_batch_tokens, whole_rollouts=whole_rollouts)
     ids = add_samples(session, step_id, samples)
-    cut_micro_batches(session, step_id, [[ids[i] for i in batch] for batch in packed])
-    tokens, targets = sum(s.n_tokens for s in samples), sum(s.n_targets for s in samples)
+    cut_micro_batches(session, step_id, [([ids[i] for i in batch.samples], batch.tokens) for batch in packed])
+    tokens, targets = sum(batch.tokens for batch in packed), sum(s.n_targets for s in samples)
     return HandOut(True, result.outcome, n_valid, len(samples), len(packed), tokens, targets)
 
 
-def _samples(session: Session, advantages: dict[str, float], branch_cap: int) -> list[NewSample]:
-    samples = []
+def _samples(
+    session: Session, advantages: dict[str, float], branch_cap: int
+) -> tuple[list[NewSample], list[SamplePath]]:
+    samples, paths = [], []
     for rollout_id, tree in trees(session, list(advantages)).items():
         kept = select(tree, branch_cap)
         rollout_targets = sum(k.n_targets for k in kept)
@@ -79,4 +82,5 @@ def _samples(session: Session, advantages: dict[str, float], branch_cap: int) ->
             )
             for k in kept
         ]
-    return samples
+        paths += [SamplePath(rollout_id, tuple((n.id, n.length) for n in k.branch.nodes)) for k in kept]
+    return samples, paths

@@ -73,26 +73,30 @@ def pack_rows(rows: MicroBatchRows) -> PackedBatch:
     place = {node: i for i, node in enumerate(order)}
     lengths = [nodes[i].length for i in order]
     starts = np.cumsum((0, *lengths))
+    parents = [-1 if (p := nodes[i].parent_id) is None else place.get(p, -1) for i in order]
     ids = np.empty(starts[-1], np.int64)
-    for i, node in enumerate(order):
-        span = unpack_ids(nodes[node].token_ids)
+    for i, node_id in enumerate(order):
+        span = unpack_ids(nodes[node_id].token_ids)
         if len(span) != lengths[i]:
-            raise BatchError(f"node {node} of rollout {nodes[node].rollout_id}: {len(span)} tokens, not {lengths[i]}")
+            where = f"node {node_id} of rollout {nodes[node_id].rollout_id}"
+            raise BatchError(f"{where}: {len(span)} tokens, its row says {lengths[i]}")
         ids[starts[i] : starts[i + 1]] = span
-    before, tokens, behaviour, counts = [], [], [], []
+    before: list[NDArray[np.int64]] = []
+    tokens: list[NDArray[np.int64]] = []
+    behaviour: list[NDArray[np.float32]] = []
+    counts: list[int] = []
     for sample in rows.samples:
         owned = _owned(sample, nodes)
         for node in owned:
             i = place[node.id]
             first = int(starts[i])
-            last = first if node.parent_id is None else int(starts[place[node.parent_id] + 1])
-            # The node's first token is predicted by its parent's last one, wherever that lies; the others by the one
-            # before them.
-            before.append(np.concatenate(([last - 1], np.arange(first, first + node.length - 1))))
+            # The token before each target; before the node's first one lies its parent's last, which may be far away.
+            predictors = np.arange(first - 1, first + node.length - 1)
+            predictors[0] = starts[parents[i] + 1] - 1
+            before.append(predictors)
             tokens.append(ids[first : first + node.length])
             behaviour.append(_behaviour(sample, node))
         counts.append(sum(node.length for node in owned))
-    parents = [-1 if (p := nodes[i].parent_id) is None else place[p] for i in order]
     return _batch(
         TreeRow.joined(lengths, parents),
         ids,

@@ -1,8 +1,8 @@
-"""From a rollout's tree to bounded, deduplicated samples, and from samples to micro-batches. Pure functions."""
+"""From a rollout's tree to bounded, deduplicated samples. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,41 +54,3 @@ def target_mask(nodes: Sequence[Node], owned_nodes: Collection[int]) -> NDArray[
     """bool [n_tokens]: which tokens of a path (root to leaf) are targets, that is, lie in an owned node."""
     owned = set(owned_nodes)
     return np.repeat([n.id in owned for n in nodes], [n.length for n in nodes])
-
-
-def micro_batches(
-    samples: Sequence[tuple[Hashable, int]], budget: int, *, whole_rollouts: bool = False
-) -> list[list[int]]:
-    """Pack samples, given as (rollout, n_tokens), into micro-batches of at most `budget` tokens. Returns indices.
-
-    Samples of one rollout stay together where they fit together, so that a shared prefix can be computed once; a
-    sample above the budget is a micro-batch of its own, and with `whole_rollouts` so is a rollout above it.
-    First-fit decreasing, and deterministic.
-    Raises ValueError for a budget below 1.
-    """
-    if budget < 1:
-        raise ValueError(f"budget: must be at least 1 token, got {budget}")
-    by_rollout: dict[Hashable, list[int]] = {}
-    for index, (rollout, _) in enumerate(samples):
-        by_rollout.setdefault(rollout, []).append(index)
-    size = [n for _, n in samples]
-    units: list[list[int]] = []
-    for members in by_rollout.values():
-        fits = whole_rollouts or sum(size[i] for i in members) <= budget
-        units += [members] if fits else _first_fit([[i] for i in members], size, budget)
-    return _first_fit(units, size, budget)
-
-
-def _first_fit(units: list[list[int]], size: list[int], budget: int) -> list[list[int]]:
-    weight = {id(unit): sum(size[i] for i in unit) for unit in units}
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for unit in sorted(units, key=lambda unit: -weight[id(unit)]):
-        place = next((b for b, free in enumerate(room) if weight[id(unit)] <= free), None)
-        if place is None:
-            bins.append([])
-            room.append(budget)
-            place = len(bins) - 1
-        bins[place] += unit
-        room[place] -= weight[id(unit)]
-    return bins

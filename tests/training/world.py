@@ -72,7 +72,9 @@ class World:
                 queries.settle_rollout(session, name, "completed", float(i % 2))
             queries.settle_group(session, group, "trained", 0.5, 0.5, advantages)
             ids = queries.add_samples(session, step_id, samples)
-            cuts = [ids[i : i + per_batch] for i in range(0, len(ids), per_batch)]
+            sizes = [s.n_tokens for s in samples]  # no branch shares a node with another
+            parts = [slice(i, i + per_batch) for i in range(0, len(ids), per_batch)]
+            cuts = [(ids[p], sum(sizes[p])) for p in parts]
             queries.cut_micro_batches(session, step_id, cuts)
             queries.close_step(session, step_id)
         return step_id

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.trajectory import KIND_RANK, Node, Tree, TreeError, micro_batches, select, target_mask
+from gyre.trajectory import KIND_RANK, Node, Tree, TreeError, select, target_mask
 
 
 class Builder:
@@ -163,45 +163,8 @@ def test_ownership(tree: Tree, cap: int) -> None:
         seen.update(new)
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 120)), max_size=30),
-    st.integers(1, 100),
-)
-def test_packing(samples: list[tuple[int, int]], budget: int) -> None:
-    batches = micro_batches(samples, budget)
-    assert sorted(itertools.chain.from_iterable(batches)) == list(range(len(samples)))
-    for batch in batches:
-        assert batch
-        assert len(batch) == 1 or sum(samples[i][1] for i in batch) <= budget
-    where = {i: b for b, batch in enumerate(batches) for i in batch}
-    for rollout in {r for r, _ in samples}:
-        mine = [i for i, (r, _) in enumerate(samples) if r == rollout]
-        if sum(samples[i][1] for i in mine) <= budget:
-            assert len({where[i] for i in mine}) == 1
-    if len(batches) > 1:
-        sizes = sorted(sum(samples[i][1] for i in batch) for batch in batches)
-        whole = len({r for r, _ in samples}) == len(samples)
-        assert not whole or sizes[0] + sizes[1] > budget, "two micro-batches that fit in one are one"
-
-
-def test_packing_is_tight_and_stable() -> None:
-    samples = [("a", 60), ("b", 50), ("c", 40), ("d", 30), ("e", 20), ("f", 500)]
-    assert micro_batches(samples, 100) == [[5], [0, 2], [1, 3, 4]]
-    assert micro_batches(samples, 100) == micro_batches(list(samples), 100)
-    with pytest.raises(ValueError, match="budget"):
-        micro_batches(samples, 0)
-
-
 def test_the_mask_marks_whole_owned_spans() -> None:
     nodes = [Node(1, None, False, 0, 2), Node(2, 1, True, 2, 3), Node(3, 2, False, 5, 1), Node(4, 3, True, 6, 2)]
     assert np.flatnonzero(target_mask(nodes, [4])).tolist() == [6, 7]
     assert np.flatnonzero(target_mask(nodes, [2, 4])).tolist() == [2, 3, 4, 6, 7]
     assert not target_mask(nodes, []).any()
-
-
-def test_whole_rollouts_share_a_micro_batch_even_above_the_budget():
-    samples = [("a", 60), ("b", 30), ("a", 50), ("c", 40), ("b", 30)]
-    assert micro_batches(samples, 100, whole_rollouts=True) == [[0, 2], [1, 4, 3]]
-    for batch in micro_batches(samples, 10, whole_rollouts=True):
-        assert len({samples[i][0] for i in batch}) == 1

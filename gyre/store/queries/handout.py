@@ -67,25 +67,23 @@ def add_samples(session: Session, step_id: int, samples: Sequence[NewSample]) ->
     return list(session.scalars(query, rows))
 
 
-def cut_micro_batches(session: Session, step_id: int, batches: Sequence[Sequence[int]]) -> list[int]:
-    """Queue one micro-batch for each list of sample ids; returns their ids in order.
+def cut_micro_batches(session: Session, step_id: int, batches: Sequence[tuple[Sequence[int], int]]) -> list[int]:
+    """Queue one micro-batch for each (sample ids, tokens that a trainer will compute); returns their ids in order.
 
     Raises ValueError if a sample is unknown, of another step, or in a micro-batch already.
     """
-    wanted = [i for batch in batches for i in batch]
-    query = select(Sample.id, Sample.n_tokens, Sample.n_targets).where(
+    wanted = [i for batch, _ in batches for i in batch]
+    query = select(Sample.id, Sample.n_targets).where(
         Sample.id.in_(wanted), Sample.step_id == step_id, Sample.micro_batch_id.is_(None)
     )
-    size = {row.id: row for row in session.execute(query.with_for_update())}
-    if len(wanted) != len(set(wanted)) or size.keys() != set(wanted):
-        raise ValueError(f"step {step_id}: samples {sorted(set(wanted) - size.keys())} cannot be put in a micro-batch")
-    ids = []
-    for batch in batches:
-        row = MicroBatch(
-            step_id=step_id,
-            n_tokens=sum(size[i].n_tokens for i in batch),
-            n_targets=sum(size[i].n_targets for i in batch),
+    targets = {row.id: row.n_targets for row in session.execute(query.with_for_update())}
+    if len(wanted) != len(set(wanted)) or targets.keys() != set(wanted):
+        raise ValueError(
+            f"step {step_id}: samples {sorted(set(wanted) - targets.keys())} cannot be put in a micro-batch"
         )
+    ids = []
+    for batch, tokens in batches:
+        row = MicroBatch(step_id=step_id, n_tokens=tokens, n_targets=sum(targets[i] for i in batch))
         session.add(row)
         session.flush()
         session.execute(update(Sample).where(Sample.id.in_(batch)).values(micro_batch_id=row.id))
