@@ -11,6 +11,7 @@ from typer.exceptions import Abort, TyperException
 from gyre.cli.doctor import doctor
 from gyre.cli.errors import CliError
 from gyre.cli.rollouts import rollouts
+from gyre.cli.simulate import simulate_command
 from gyre.cli.sql import sql
 from gyre.cli.status import status
 from gyre.cli.train import train
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (train, up, down, status, rollouts, tree, sql, doctor):
     app.command()(command)
+app.command("simulate")(simulate_command)
 
 
 def run_command(arguments: list[str] | None = None) -> int:

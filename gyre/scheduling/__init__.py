@@ -11,7 +11,7 @@ from gyre.scheduling.colocate import ColocatePolicy
 from gyre.scheduling.elastic import ElasticPolicy
 from gyre.scheduling.fixed import AsyncPolicy
 from gyre.scheduling.order import step_tasks
-from gyre.scheduling.types import CellView, ClusterView, Decision, Phase, Policy, Role
+from gyre.scheduling.types import CellView, ClusterView, Decision, Phase, Policy, Rates, Role, expected_tail_s
 from gyre.scheduling.window import Demand, share_window
 
 __all__ = [
@@ -24,7 +24,9 @@ __all__ = [
     "ElasticPolicy",
     "Phase",
     "Policy",
+    "Rates",
     "Role",
+    "expected_tail_s",
     "make_policy",
     "share_window",
     "step_tasks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,17 +13,21 @@ from gyre.scheduling.types import CellView, ClusterView, Decision
 class ElasticPolicy:
     """Serving comes first; what serving does not need may train.
 
-    With S the cells that serve and c(S) the rollouts they can hold:
+    With S the cells that serve, c(S) the rollouts they can hold, w the water level and B the backlog:
 
-    - a cell leaves S only if c(S without it) >= (1 + hysteresis) * water level, and some cell stays while the level
-      is above zero; the central cell leaves first, then satellites, the smallest first;
-    - one cell is wanted in training for every `min_backlog_tokens` of backlog, and the central one whenever a step is
-      closed, since only it can take the optimizer step;
-    - satellites come back when the level exceeds c(S); the central cell too, unless there is work for it and another
-      cell serves; every cell comes back when no step is open.
+    - **Room.** A cell leaves S only if c(S without it) >= (1 + hysteresis) * w, and some cell stays while w > 0. The
+      central cell leaves first (only it can take the optimizer step), then the cells that hold the fewest rollouts.
+    - **Need.** Trainers are wanted for the backlog to be gone when the tail ends, and no more: what is left serves,
+      since an emptier cell decodes its stragglers faster. With r the tokens a second of one trainer, R the expected
+      tail and s = to_train + to_rollout the price of a change, that is `ceil(B / (r * max(R, s)))`; when a step is
+      closed (nobody is left to wait for), as many as there are.
+    - **Earning.** A trainer must find at least as much work as its change costs, so never more than `B / (r * s)`.
+    - **Return.** Satellites come back when w exceeds c(S), or when the backlog is gone and the tail is expected to
+      last longer than the price of two changes; the central one only under the first rule and only if it has nothing
+      to do or nobody serves. All come back when no step is open.
 
     A cell that left under the first rule comes back only after the level has grown by the hysteresis, so a level
-    that wavers moves nothing.
+    that wavers moves nothing. Until rates have been measured, one trainer is wanted for every `min_backlog_tokens`.
     """
 
     min_backlog_tokens: int = 2048
@@ -36,7 +41,23 @@ class ElasticPolicy:
         capacity = sum(c.max_running for c in heading_serve)
         if view.water_level > 0 and (not heading_serve or view.water_level > capacity):
             return decisions | self._come_back(view, capacity, bool(heading_serve))
-        return decisions | self._leave(view)
+        return decisions | (self._leave(view) or self._spread(view))
+
+    def wanted(self, view: ClusterView) -> int:
+        """Trainers for the backlog."""
+        rates, backlog = view.rates, view.backlog_tokens
+        if rates is None:
+            return backlog // max(1, self.min_backlog_tokens)
+        if backlog == 0:
+            return 0
+        price = rates.to_train_s + rates.to_rollout_s
+        work = backlog / rates.train_tokens_s  # seconds of one trainer
+        if view.water_level == 0:  # nobody is served less for it, and the way back has to be gone anyway
+            return max(1, int(work / max(rates.to_train_s, 1e-9)))
+        most = int(work / max(price, 1e-9))
+        if view.steps_closed > 0 or view.tail_s is None:
+            return most
+        return min(most, math.ceil(work / max(view.tail_s, price, 1e-9)))
 
     def _come_back(self, view: ClusterView, capacity: int, served: bool) -> dict[str, Decision]:
         back: dict[str, Decision] = {}
@@ -50,8 +71,7 @@ class ElasticPolicy:
 
     def _leave(self, view: ClusterView) -> dict[str, Decision]:
         leave: dict[str, Decision] = {}
-        wanted = view.backlog_tokens // max(1, self.min_backlog_tokens)
-        missing = wanted - sum(c.heading == "train" for c in view.cells)
+        missing = self.wanted(view) - sum(c.heading == "train" for c in view.cells)
         servers = sum(c.role == "rollout" for c in view.cells)
         capacity = sum(c.max_running for c in view.cells if c.role == "rollout")
         needed = view.water_level * (1 + self.hysteresis)
@@ -68,6 +88,15 @@ class ElasticPolicy:
             servers, capacity, missing = stays, remaining, missing - 1
         return leave
 
+    def _spread(self, view: ClusterView) -> dict[str, Decision]:
+        """Idle satellites come back to the stragglers, where the tail is long enough to pay for it."""
+        if view.rates is None or view.tail_s is None or view.water_level == 0:
+            return {}
+        if view.backlog_tokens > 0 or view.tail_s < 2 * (view.rates.to_train_s + view.rates.to_rollout_s):
+            return {}
+        why = f"nothing to train; {view.water_level} rollouts are expected to last {view.tail_s:.0f} s"
+        return {c.name: Decision("rollout", why) for c in view.cells if c.heading == "train" and not c.central}
 
-def _leaving_order(cell: CellView) -> tuple[bool, int, str]:
-    return (not cell.central, cell.max_running, cell.name)
+
+def _leaving_order(cell: CellView) -> tuple[bool, int, int, str]:
+    return (not cell.central, cell.live, cell.max_running, cell.name)

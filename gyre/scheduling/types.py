@@ -12,12 +12,14 @@ Phase = Literal["rollout", "to_train", "train", "to_rollout"]
 
 @dataclass(frozen=True)
 class CellView:
-    """A cell. `max_running` is the number of rollouts that it can serve at once; `role` may be on the way."""
+    """A cell. `max_running` is the number of rollouts that it can serve at once, `live` those that it holds now (0
+    where nobody counts); `role` may be on the way."""
 
     name: str
     central: bool
     role: Phase
     max_running: int
+    live: int = 0
 
     @property
     def heading(self) -> Role:
@@ -26,12 +28,23 @@ class CellView:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """What was measured: tokens a second that one cell trains, and the seconds of a change of role each way."""
+
+    train_tokens_s: float
+    to_train_s: float
+    to_rollout_s: float
+
+
+@dataclass(frozen=True)
 class ClusterView:
     """The run at one moment, over all open steps and evaluations.
 
     `water_level`: rollouts that wait for their launch or run. `backlog_tokens`: tokens handed out for training whose
     gradient no trainer holds yet. `open_groups`: groups of training steps that are not handed out. `steps_open`:
-    steps whose optimizer step is not done; `steps_closed`: those of them with every group handed out.
+    steps whose optimizer step is not done; `steps_closed`: those of them with every group handed out. `rates`: None
+    until they have been measured. `tail_s`: seconds that the rollouts of the oldest open step are expected to run on
+    (see `expected_tail_s`); None where nobody knows.
     """
 
     cells: tuple[CellView, ...]
@@ -40,6 +53,8 @@ class ClusterView:
     open_groups: int
     steps_open: int
     steps_closed: int
+    rates: Rates | None = None
+    tail_s: float | None = None
 
     def __post_init__(self) -> None:
         if min(self.water_level, self.backlog_tokens, self.open_groups, self.steps_open, self.steps_closed) < 0:
@@ -62,3 +77,12 @@ class Policy(Protocol):
     def decide(self, view: ClusterView) -> Mapping[str, Decision]:
         """A decision for every cell; for a cell that changes its role now, what it should become next."""
         ...
+
+
+def expected_tail_s(oldest_age_s: float, time_limit_s: float) -> float:
+    """Seconds that the oldest live rollout is expected to run on, from its age alone.
+
+    Durations of agents' rollouts are long-tailed: the longer one has run, the longer it will (for a Pareto tail of
+    index 3 the mean residual life is half the age). The time limit cuts that off.
+    """
+    return max(0.0, min(oldest_age_s / 2, time_limit_s - oldest_age_s))

@@ -1,0 +1,86 @@
+"""A scenario as a file: what was measured, or what somebody wants to know.
+
+    {"name": "my run", "cells": 2, "time_limit_s": 600, "cost": {"slots": 8, "decode_s": 0.01, ...},
+     "steps": [{"tool_s": [[1.0, 2.5], [0.3, 0.4]], "tokens": [[...], [...]], "context": [[...], [...]],
+                "trained": [[...], [...]]}, ...]}
+
+Arrays are [groups, G]; the fields are those of `gyre.simulation.model`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gyre.simulation.model import CostModel, Scenario, StepWork
+
+
+class TraceError(ValueError):
+    """A trace file that cannot be simulated; the message names the file and the field."""
+
+
+class _Cost(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    slots: int
+    decode_s: float
+    decode_s_per_rollout: float
+    prefill_tokens_s: float
+    train_tokens_s: float
+    micro_batch_tokens: float
+    to_train_s: float
+    to_rollout_s: float
+    optimizer_s: float
+
+
+class _Step(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    tool_s: list[list[float]]
+    tokens: list[list[float]]
+    context: list[list[float]]
+    trained: list[list[float]]
+
+
+class _Trace(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    name: str
+    cells: int
+    time_limit_s: float
+    cost: _Cost
+    steps: list[_Step]
+
+
+def read_trace(path: Path) -> Scenario:
+    """The scenario in `path`. Raises TraceError."""
+    try:
+        trace = _Trace.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise TraceError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
+    try:
+        steps = [StepWork(*(_array(getattr(step, name)) for name in _ARRAYS)) for step in trace.steps]
+        cost = CostModel(**trace.cost.model_dump())
+        return Scenario(trace.name, trace.cells, cost, steps, trace.time_limit_s)
+    except ValueError as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+_ARRAYS = ("tool_s", "tokens", "context", "trained")
+
+
+def _array(rows: list[list[float]]) -> np.ndarray:
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("steps: every group of a step has the same number of rollouts")
+    return np.asarray(rows, np.float64)
+
+
+def write_trace(scenario: Scenario, path: Path) -> None:
+    """The reverse of `read_trace`."""
+    steps = [{name: getattr(step, name).tolist() for name in _ARRAYS} for step in scenario.steps]
+    facts = {"name": scenario.name, "cells": scenario.cells, "time_limit_s": scenario.time_limit_s}
+    path.write_text(json.dumps({**facts, "cost": vars(scenario.cost), "steps": steps}))

@@ -1,0 +1,130 @@
+"""The simulator: against durations that can be said by hand, its books, its bound, and the policies' promises."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gyre.cli.main import run_command
+from gyre.scheduling import AsyncPolicy, ColocatePolicy, ElasticPolicy, Policy
+from gyre.simulation import PRESETS, CostModel, Scenario, StepWork, lower_bound, simulate
+from gyre.simulation.compare import compare
+from gyre.simulation.trace import TraceError, read_trace, write_trace
+
+COST = CostModel(
+    slots=2, decode_s=1.0, decode_s_per_rollout=0.5, prefill_tokens_s=10.0, train_tokens_s=10.0,
+    micro_batch_tokens=100.0, to_train_s=3.0, to_rollout_s=2.0, optimizer_s=4.0,
+)  # fmt: skip
+
+
+def work(tool: list[list[float]], tokens: list[list[float]], trained: list[list[float]]) -> StepWork:
+    arrays = [np.array(a, np.float64) for a in (tool, tokens, [[20.0] * len(t) for t in tokens], trained)]
+    return StepWork(*arrays)
+
+
+def test_one_cell_by_hand() -> None:
+    """Two rollouts of 10 and 30 tokens share a batch at 2 s a token; the rest of the second runs alone at 1.5 s."""
+    step = work([[0.0, 0.0]], [[10.0, 30.0]], [[100.0, 50.0]])
+    run = simulate(Scenario("one", 1, COST, [step], 1e6), ColocatePolicy(), decide_s=0.0)
+    rollouts = 10 * 2.0 + 20 * 1.5
+    assert run.seconds == pytest.approx(
+        rollouts + 3.0 + 15.0 + 4.0
+    )  # change, 150 tokens in two micro-batches, optimizer
+    assert run.cell_s["serve"] == pytest.approx(rollouts)
+    assert run.cell_s["train"] == pytest.approx(15.0)
+
+
+def test_a_leaving_cell_hands_its_rollout_over() -> None:
+    """Async takes c0 at once: its rollout goes to c1, where it pays for its context (20 tokens at 10 a second)."""
+    step = work([[5.0, 5.0]], [[0.0, 0.0]], [[0.0, 0.0]])
+    run = simulate(Scenario("move", 2, COST, [step], 1e6), AsyncPolicy(("c0",)), decide_s=0.0)
+    assert run.moved == 1
+    assert run.seconds == pytest.approx(5.0 + 2.0 + 4.0)
+
+
+def test_the_time_limit_ends_a_rollout_and_its_part_is_trained() -> None:
+    step = work([[0.0, 0.0]], [[10.0, 1000.0]], [[0.0, 1000.0]])
+    run = simulate(Scenario("limit", 1, COST, [step], 170.0), ColocatePolicy(), decide_s=0.0)
+    said = 10 + 150 / 1.5  # tokens until the limit: ten beside the other one, then alone
+    assert run.cell_s["serve"] == pytest.approx(170.0)
+    assert run.cell_s["train"] == pytest.approx(said / 1000 * 1000.0 / 10.0)
+
+
+def test_a_quorum_trains_before_the_straggler() -> None:
+    step = work([[10.0, 10.0, 400.0]], [[0.0] * 3], [[500.0] * 3])
+    scenario = Scenario("quorum", 2, COST, [step], 1e6)
+    whole, early = (simulate(scenario, ElasticPolicy(), quorum=q, decide_s=0.0) for q in (None, 2))
+    # The first two train on one cell while the straggler runs on the other.
+    assert whole.seconds - early.seconds == pytest.approx(50.0, abs=10.0)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = (draw(st.integers(1, 5)), draw(st.integers(1, 6)))
+    steps = [
+        StepWork(*(rng.exponential(scale, shape) for scale in (50.0, 40.0, 20.0, draw(st.sampled_from([0.0, 200.0])))))
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    return Scenario("random", draw(st.integers(2, 5)), COST, steps, draw(st.sampled_from([100.0, 1e6])))
+
+
+POLICIES: list[Policy] = [ElasticPolicy(), ElasticPolicy(hysteresis=0.0), ColocatePolicy(), AsyncPolicy()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenarios(), st.sampled_from(POLICIES), st.integers(0, 2), st.sampled_from([None, 1, 3]))
+def test_every_run_ends_and_its_books_balance(
+    scenario: Scenario, policy: Policy, staleness: int, quorum: int | None
+) -> None:
+    run = simulate(scenario, policy, staleness=staleness, quorum=quorum, timeline=True)
+    assert len(run.ends) == len(scenario.steps) and list(run.ends) == sorted(run.ends)
+    assert sum(run.cell_s.values()) == pytest.approx(run.seconds * scenario.cells)
+    for cell in range(scenario.cells):
+        spans = [s for s in run.spans if s.cell == cell]
+        assert spans[0].start == 0 and spans[-1].end == pytest.approx(run.seconds)
+        assert all(a.end == b.start for a, b in itertools.pairwise(spans))
+    assert run.seconds >= lower_bound(scenario, staleness=staleness, quorum=quorum) * (1 - 1e-9)
+
+
+def test_elastic_beats_both_baselines_on_every_preset() -> None:
+    """The presets, shortened. Against the best fixed split the margin is small where that split fits by chance."""
+    for name in ("deepswe", "terminal-tail"):
+        results = list(compare(PRESETS[name].scenario(seed=1, n_steps=6)))
+        elastic = results[0].outcome.seconds
+        assert results[0].way.name.startswith("elastic")
+        on_policy = next(r for r in results if r.way.name == "colocate, staleness 0")
+        assert on_policy.outcome.seconds > 1.3 * elastic
+        assert all(r.outcome.seconds > elastic for r in results if r.way.name.startswith(("async", "colocate")))
+
+
+def test_traces_are_read_back_and_bad_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    scenario = PRESETS["terminal"].scenario(n_steps=1)
+    write_trace(scenario, path)
+    again = read_trace(path)
+    assert simulate(again, ElasticPolicy()).seconds == simulate(scenario, ElasticPolicy()).seconds
+    text = path.read_text()
+    path.write_text(text.replace('"slots"', '"slotz"'))
+    with pytest.raises(TraceError, match=r"cost\.slot"):
+        read_trace(path)
+    path.write_text(text.replace('"micro_batch_tokens": 262144', '"micro_batch_tokens": 0'))
+    with pytest.raises(TraceError, match="micro_batch_tokens must be positive"):
+        read_trace(path)
+    assert run_command(["simulate", str(path)]) != 0
+    assert "micro_batch_tokens must be positive" in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "timeline.html"
+    assert run_command(["simulate", "terminal", "--steps", "2", "--timeline", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "elastic, staleness 1" in out and "async 5 of 6 train" in out and "best fixed split" in out
+    assert page.read_text().count("<svg") == 3
+    assert run_command(["simulate", "nonsense"]) != 0
+    assert "no preset is named 'nonsense'" in capsys.readouterr().err
