@@ -1,6 +1,7 @@
-"""Weights between Hugging Face's names and Megatron-Core's `GPTModel` (local spec), for whole, unsharded tensors.
+"""Weights between Hugging Face's names and Megatron-Core's `GPTModel` (local spec), whole or one rank's part of them.
 
-Both directions only rename, split and join: a round trip is bit-equal. Gradients convert like weights.
+Both directions only rename, split and join: a round trip is bit-equal, through any layout. Gradients and the
+optimizer's moments convert like weights.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gyre.training.hf_config import ModelShape
+from gyre.training.hf_config import ModelShape, hf_shapes
+from gyre.training.shards import EMBEDDING, WHOLE, Shard, local_shape
 
 _PLAIN = {
     "input_layernorm.weight": "input_layernorm.weight",
@@ -28,8 +30,8 @@ class WeightsError(Exception):
     """Tensors that do not fit the model; the message is one line and names the tensor."""
 
 
-def hf_to_megatron(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Megatron's state from Hugging Face's. Raises WeightsError for a missing, unknown or wrongly shaped tensor."""
+def check_weights(weights: Mapping[str, Tensor], shape: ModelShape) -> None:
+    """Raise WeightsError for a missing, unknown or wrongly shaped tensor of a whole Hugging Face checkpoint."""
     wanted = hf_shapes(shape)
     # A tied checkpoint may or may not repeat the matrix under the output layer's name.
     spare = {"lm_head.weight"} if shape.tied else set()
@@ -42,15 +44,25 @@ def hf_to_megatron(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
     if unknown:
         raise WeightsError(f"tensor {unknown[0]} is not part of this model" + _more(unknown))
 
-    out = {
-        "embedding.word_embeddings.weight": weights["model.embed_tokens.weight"],
-        "decoder.final_layernorm.weight": weights["model.norm.weight"],
-    }
-    if not shape.tied:
-        out["output_layer.weight"] = weights["lm_head.weight"]
+
+def hf_to_megatron(weights: Mapping[str, Tensor], shape: ModelShape, shard: Shard = WHOLE) -> dict[str, Tensor]:
+    """Megatron's state from Hugging Face's; of one rank, from what `split_hf` gave. Raises WeightsError for whole
+    tensors that do not fit."""
+    if shard == WHOLE:
+        check_weights(weights, shape)
+    local = local_shape(shape, shard)
+    out = {}
+    if shard.first:
+        out["embedding.word_embeddings.weight"] = weights[EMBEDDING]
+    if shard.last:
+        out["decoder.final_layernorm.weight"] = weights["model.norm.weight"]
+        if not shape.tied:
+            out["output_layer.weight"] = weights["lm_head.weight"]
+        elif not shard.first:
+            out["output_layer.weight"] = weights[EMBEDDING]
     per_group = shape.heads // shape.kv_heads
-    for i in range(shape.layers):
-        hf, mc = f"model.layers.{i}.", f"decoder.layers.{i}."
+    for here, i in enumerate(shard.layers(shape)):
+        hf, mc = f"model.layers.{i}.", f"decoder.layers.{here}."
         for ours, theirs in _renames(shape).items():
             out[mc + ours] = weights[hf + theirs]
         out[mc + "mlp.linear_fc1.weight"] = torch.cat(
@@ -58,70 +70,45 @@ def hf_to_megatron(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
         )
         for suffix in ("weight", "bias") if shape.qkv_bias else ("weight",):
             q, k, v = (
-                _heads(weights[f"{hf}self_attn.{x}_proj.{suffix}"], shape.kv_heads, rows * shape.head_dim)
+                _heads(weights[f"{hf}self_attn.{x}_proj.{suffix}"], local.kv_heads, rows * shape.head_dim)
                 for x, rows in (("q", per_group), ("k", 1), ("v", 1))
             )
             out[f"{mc}self_attention.linear_qkv.{suffix}"] = torch.cat([q, k, v], 1).flatten(0, 1)
     return out
 
 
-def megatron_to_hf(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Hugging Face's state from Megatron's. Tied models have no `lm_head.weight`, as in their checkpoints.
-
-    Raises WeightsError for a missing tensor.
-    """
+def megatron_to_hf(weights: Mapping[str, Tensor], shape: ModelShape, shard: Shard = WHOLE) -> dict[str, Tensor]:
+    """Hugging Face's state from Megatron's; of one rank, what `join_hf` takes. Tied models have no `lm_head.weight`,
+    as in their checkpoints. Raises WeightsError for a missing tensor."""
 
     def get(name: str) -> Tensor:
         if name not in weights:
             raise WeightsError(f"tensor {name} is missing from the Megatron model")
         return weights[name]
 
-    out = {
-        "model.embed_tokens.weight": get("embedding.word_embeddings.weight"),
-        "model.norm.weight": get("decoder.final_layernorm.weight"),
-    }
-    if not shape.tied:
-        out["lm_head.weight"] = get("output_layer.weight")
+    local = local_shape(shape, shard)
+    out = {}
+    if shard.first:
+        out[EMBEDDING] = get("embedding.word_embeddings.weight")
+    if shard.last:
+        out["model.norm.weight"] = get("decoder.final_layernorm.weight")
+        if not shape.tied:
+            out["lm_head.weight"] = get("output_layer.weight")
+        elif not shard.first:
+            out[EMBEDDING] = get("output_layer.weight")
     d = shape.head_dim
     q_rows = shape.heads // shape.kv_heads * d
-    for i in range(shape.layers):
-        hf, mc = f"model.layers.{i}.", f"decoder.layers.{i}."
+    for here, i in enumerate(shard.layers(shape)):
+        hf, mc = f"model.layers.{i}.", f"decoder.layers.{here}."
         for ours, theirs in _renames(shape).items():
             out[hf + theirs] = get(mc + ours)
         gate, up = get(mc + "mlp.linear_fc1.weight").chunk(2)
         out[hf + "mlp.gate_proj.weight"], out[hf + "mlp.up_proj.weight"] = gate, up
         for suffix in ("weight", "bias") if shape.qkv_bias else ("weight",):
-            qkv = _heads(get(f"{mc}self_attention.linear_qkv.{suffix}"), shape.kv_heads, q_rows + 2 * d)
+            qkv = _heads(get(f"{mc}self_attention.linear_qkv.{suffix}"), local.kv_heads, q_rows + 2 * d)
             for x, part in zip("qkv", torch.split(qkv, [q_rows, d, d], 1), strict=True):
                 out[f"{hf}self_attn.{x}_proj.{suffix}"] = part.flatten(0, 1)
     return out
-
-
-def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name and size of every tensor of a Hugging Face checkpoint of this shape."""
-    h, f, d = shape.hidden, shape.ffn, shape.head_dim
-    q, kv = shape.heads * d, shape.kv_heads * d
-    sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, h), "model.norm.weight": (h,)}
-    if not shape.tied:
-        sizes["lm_head.weight"] = (shape.vocab, h)
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (h,),
-        "post_attention_layernorm.weight": (h,),
-        "self_attn.q_proj.weight": (q, h),
-        "self_attn.k_proj.weight": (kv, h),
-        "self_attn.v_proj.weight": (kv, h),
-        "self_attn.o_proj.weight": (h, q),
-        "mlp.gate_proj.weight": (f, h),
-        "mlp.up_proj.weight": (f, h),
-        "mlp.down_proj.weight": (h, f),
-    }
-    if shape.qkv_bias:
-        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
-    if shape.qk_norm:
-        layer |= {"self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,)}
-    for i in range(shape.layers):
-        sizes |= {f"model.layers.{i}.{name}": size for name, size in layer.items()}
-    return sizes
 
 
 def _heads(x: Tensor, groups: int, rows: int) -> Tensor:

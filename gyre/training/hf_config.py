@@ -1,4 +1,4 @@
-"""The shape of a policy, read from a Hugging Face `config.json`: Llama, Qwen2 and dense Qwen3."""
+"""The shape of a policy and of its tensors, read from a Hugging Face `config.json`: Llama, Qwen2 and dense Qwen3."""
 
 from __future__ import annotations
 
@@ -93,6 +93,33 @@ def shape_from_dict(data: Mapping[str, Any], where: str = "config") -> ModelShap
         rope_theta=_rope_theta(data, where),
         tied=bool(data.get("tie_word_embeddings", False)),
     )
+
+
+def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and size of every tensor of a Hugging Face checkpoint of this shape."""
+    h, f, d = shape.hidden, shape.ffn, shape.head_dim
+    q, kv = shape.heads * d, shape.kv_heads * d
+    sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, h), "model.norm.weight": (h,)}
+    if not shape.tied:
+        sizes["lm_head.weight"] = (shape.vocab, h)
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (h,),
+        "post_attention_layernorm.weight": (h,),
+        "self_attn.q_proj.weight": (q, h),
+        "self_attn.k_proj.weight": (kv, h),
+        "self_attn.v_proj.weight": (kv, h),
+        "self_attn.o_proj.weight": (h, q),
+        "mlp.gate_proj.weight": (f, h),
+        "mlp.up_proj.weight": (f, h),
+        "mlp.down_proj.weight": (h, f),
+    }
+    if shape.qkv_bias:
+        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+    if shape.qk_norm:
+        layer |= {"self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,)}
+    for i in range(shape.layers):
+        sizes |= {f"model.layers.{i}.{name}": size for name, size in layer.items()}
+    return sizes
 
 
 def _rope_theta(data: Mapping[str, Any], where: str) -> float:

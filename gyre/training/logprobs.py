@@ -43,14 +43,22 @@ class TargetQuery:
     chunk: int = 1024
 
     def process(
-        self, *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, **_: object
+        self,
+        *,
+        hidden_states: Tensor,
+        output_layer: Any,
+        output_weight: Tensor | None,
+        vocab: int | None = None,
+        **_: object,
     ) -> TargetLogprobs:
-        """Megatron's `output_processor` hook: hidden states [T, 1, H] to log-probs of the targets."""
+        """Megatron's `output_processor` hook: hidden states [T, 1, H] to log-probs of the targets. `vocab` as below."""
         weight = output_layer.weight if output_weight is None else output_weight
         hidden = hidden_states[:, 0].index_select(0, self.positions)
         # softmax(h W / T) = softmax((h / T) W)
         hidden = hidden / self.temperatures.to(hidden.dtype)[:, None]
-        return token_logprobs(hidden, weight, self.ids, self.chunk, output_layer.tp_group, predictors=self.predictors)
+        return token_logprobs(
+            hidden, weight, self.ids, self.chunk, output_layer.tp_group, predictors=self.predictors, vocab=vocab
+        )
 
 
 def token_logprobs(
@@ -61,21 +69,26 @@ def token_logprobs(
     group: dist.ProcessGroup | None = None,
     *,
     predictors: Tensor | None = None,
+    vocab: int | None = None,
 ) -> TargetLogprobs:
     """log softmax(hidden @ weight.T)[predictors[n], ids[n]] for hidden [P, H], weight [V, H], ids int64 [N]; and the
     entropies of those distributions, [N].
 
     `predictors` int64 [N] must ascend; None: row n predicts target n. Logits exist for `chunk` rows of `hidden` at
-    once. With a tensor-parallel `group` of several ranks, `weight` is this rank's equal slice of the vocabulary.
+    once. With a tensor-parallel `group` of several ranks, `weight` is this rank's equal slice of the vocabulary, and
+    rows beyond token `vocab` - 1 (which fill the last slice up) are no tokens. The slices' logits are never gathered:
+    what the ranks exchange is a maximum and two sums a row, and a number a target.
     """
     if group is not None and group.size() > 1:
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
+        start = group.rank() * weight.size(0)
+        tokens = weight.size(0) if vocab is None else min(weight.size(0), vocab - start)
     else:
-        group = None
+        group, start, tokens = None, 0, weight.size(0)
     if predictors is None:
         predictors = torch.arange(len(ids), device=ids.device)
     logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, ids, predictors, chunk, group
+        hidden, weight, ids, predictors, chunk, group, start, tokens
     )
     return TargetLogprobs(logprobs, entropies)
 
@@ -90,14 +103,17 @@ class _TokenLogprobs(torch.autograd.Function):
         predictors: Tensor,
         chunk: int,
         group: dist.ProcessGroup | None,
+        start: int,
+        tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        local, mine = _local_ids(ids, weight.size(0), group)
+        local, mine = _local_ids(ids, start, tokens)
+        table = weight[:tokens]
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logsumexp, entropies = (torch.empty(len(hidden), dtype=wide, device=hidden.device) for _ in range(2))
         logprobs = torch.empty(len(ids), dtype=wide, device=hidden.device)
         parts = _parts(len(hidden), chunk, predictors)
         for rows, part in parts:
-            logits = (hidden[rows] @ weight.t()).to(wide)
+            logits = (hidden[rows] @ table.t()).to(wide)
             at = predictors[part] - rows.start
             chosen = logits[at, local[part]].mul_(mine[part])
             top = logits.amax(1)
@@ -113,7 +129,7 @@ class _TokenLogprobs(torch.autograd.Function):
             entropies[rows] = log_total - weighted / total
             logprobs[part] = chosen - logsumexp[rows][at]
         ctx.save_for_backward(hidden, weight, local, mine, predictors, logsumexp)
-        ctx.parts = parts
+        ctx.parts, ctx.tokens = parts, tokens
         entropies = entropies[predictors]
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -124,18 +140,19 @@ class _TokenLogprobs(torch.autograd.Function):
         grad = grads[0]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
+        table, grad_table = weight[: ctx.tokens], grad_weight[: ctx.tokens]
         for rows, part in ctx.parts:
             states, g = hidden[rows], grad[part]
-            logits = (states @ weight.t()).to(logsumexp.dtype)
+            logits = (states @ table.t()).to(logsumexp.dtype)
             at = predictors[part] - rows.start
             # d logp = onehot - softmax, summed over the targets of a row
             summed = torch.zeros(len(states), dtype=g.dtype, device=g.device).index_add_(0, at, g)
             d = logits.sub_(logsumexp[rows, None]).exp_().mul_(-summed[:, None])
             d.index_put_((at, local[part]), g * mine[part], accumulate=True)
             d = d.to(hidden.dtype)
-            grad_hidden[rows] = d @ weight
-            grad_weight.addmm_(d.t(), states)
-        return grad_hidden, grad_weight, None, None, None, None
+            grad_hidden[rows] = d @ table
+            grad_table.addmm_(d.t(), states)
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _parts(n: int, chunk: int, predictors: Tensor) -> list[tuple[slice, slice]]:
@@ -145,12 +162,10 @@ def _parts(n: int, chunk: int, predictors: Tensor) -> list[tuple[slice, slice]]:
     return [(slice(bounds[i], bounds[i + 1]), slice(cuts[i], cuts[i + 1])) for i in range(len(bounds) - 1)]
 
 
-def _local_ids(ids: Tensor, vocab: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _local_ids(ids: Tensor, start: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Ids inside this rank's slice of the vocabulary (0 where they are not), and 1 or 0 by whether they are."""
-    if group is None:
-        return ids, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    shifted = ids - group.rank() * vocab
-    mine = (shifted >= 0) & (shifted < vocab)
+    shifted = ids - start
+    mine = (shifted >= 0) & (shifted < tokens)
     return shifted.where(mine, torch.zeros_like(shifted)), mine
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gyre.config import OptimizerConfig
-from gyre.training.logprobs import TargetQuery
+from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.model import Policy
 from gyre.training.streaming import StreamingStep
 from gyre.training.weights import write_hf_weights
@@ -49,22 +49,23 @@ class SupervisedTrainer:
         self.stream.begin()
         total = 0.0
         for part in _packs(examples, self.budget):
-            total += self.stream.micro_batch(lambda _, part=part: self._loss(part))  # type: ignore[misc]
+            total += self.stream.micro_batch(*self._work(part))
         self.stream.finish(count, lr)
         return total / count
 
-    @torch.no_grad()
     def evaluate(self, examples: Sequence[Example]) -> float:
         """Mean loss in nats a target, without training."""
         count = sum(int(e.mask[1:].sum()) for e in examples)
-        return sum(self._loss(part)[1] for part in _packs(examples, self.budget)) / count
+        return sum(self.stream.micro_batch(*self._work(p), train=False) for p in _packs(examples, self.budget)) / count
 
     def export(self, folder: Path) -> None:
         """Write the weights as `folder`/model.safetensors; config.json and tokenizer files are the caller's."""
         folder.mkdir(parents=True, exist_ok=True)
         write_hf_weights(self.policy.export_hf(), folder)
 
-    def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, float]:
+    def _work(
+        self, examples: Sequence[Example]
+    ) -> tuple[Callable[[Policy], TargetLogprobs], Callable[[TargetLogprobs], tuple[Tensor, float]]]:
         ids = torch.from_numpy(np.concatenate([e.ids for e in examples]).astype(np.int64))
         mask = np.concatenate([np.concatenate([[False], e.mask[1:].astype(bool)]) for e in examples])
         targets = torch.from_numpy(np.flatnonzero(mask))
@@ -76,8 +77,12 @@ class SupervisedTrainer:
             chunk=self.chunk,
         )
         row = TreeRow.sequences([len(e.ids) for e in examples])
-        loss = -self.policy.target_logprobs(row, ids, query).logprobs.sum()
-        return loss, loss.item()
+
+        def loss(found: TargetLogprobs) -> tuple[Tensor, float]:
+            value = -found.logprobs.sum()
+            return value, value.item()
+
+        return lambda policy: policy.target_logprobs(row, ids, query), loss
 
 
 def _packs(examples: Sequence[Example], budget: int) -> list[list[Example]]:

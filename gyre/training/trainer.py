@@ -1,4 +1,7 @@
-"""One training replica: weights, gradient accumulator, optimizer. No sockets, no database."""
+"""One training replica: weights, gradient accumulator, optimizer. No sockets, no database.
+
+With a layout of several ranks each has a `Trainer`, and every method is called on all of them (`gyre.training.ranks`).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.config import ObjectiveConfig, TrainerConfig
+from gyre.config import LayoutConfig, ObjectiveConfig, TrainerConfig
 from gyre.objective import Targets, policy_loss, target_weight
+from gyre.training import parallel
 from gyre.training.batch import PackedBatch, check_whole_rollouts
 from gyre.training.checkpoint import CheckpointError, CheckpointMeta, read_meta, read_optimizer, save_checkpoint
-from gyre.training.logprobs import TargetQuery
+from gyre.training.convert import check_weights
+from gyre.training.hf_config import hf_shapes
+from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.metrics import MicroBatchMetrics, measure
 from gyre.training.model import Policy, load_policy
+from gyre.training.optimizer_state import export_state, import_state
 from gyre.training.streaming import NonFiniteError, StreamingStep
 from gyre.training.weights import read_hf_weights
 
@@ -41,12 +48,20 @@ class Trainer:
     add up; `optimizer_step(R)` divides once.
     """
 
-    def __init__(self, policy: Path, settings: TrainerConfig, objective: ObjectiveConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: Path,
+        settings: TrainerConfig,
+        objective: ObjectiveConfig,
+        *,
+        seed: int = 0,
+        layout: LayoutConfig | None = None,
+    ) -> None:
         self.folder = policy
         self.settings = settings
         self.objective = objective
         self.seed = seed
-        self.policy: Policy = load_policy(policy, recompute=settings.recompute, seed=seed)
+        self.policy: Policy = load_policy(policy, recompute=settings.recompute, seed=seed, layout=layout)
         self.stream = StreamingStep(self.policy, settings.optimizer)
         self.stream.begin()
         self.version: int | None = None
@@ -59,6 +74,13 @@ class Trainer:
         (version 0, or a replica that never steps) it starts fresh. Raises CheckpointError or WeightsError, before
         anything changes, for a source that does not fit.
         """
+        self.take(version, *self.read(version, source))
+
+    def read(
+        self, version: int, source: Path | Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], dict[str, Any] | None]:
+        """What `load` takes, weights and optimizer state: all that can fail, and rank 0 alone does it. Raises as
+        `load`."""
         state = None
         if isinstance(source, Path):
             meta = read_meta(source)
@@ -67,10 +89,15 @@ class Trainer:
             if meta is not None:
                 state = read_optimizer(source)
             source = read_hf_weights(source)
-        self.policy.load_hf(source)
+        check_weights(source, self.policy.shape)
+        return source, state
+
+    def take(self, version: int, weights: Mapping[str, Tensor] | None, state: dict[str, Any] | None) -> None:
+        """The rest of `load`. With several ranks, rank 0 gives what it read, the others None."""
+        self.policy.load_hf(weights)
         self.stream = StreamingStep(self.policy, self.settings.optimizer)
-        if state is not None:
-            self.stream.optimizer.load_state_dict(state)
+        if parallel.broadcast(state is not None):
+            import_state(self.policy, self.stream.optimizer, state)
         self.stream.begin()
         self.version = version
 
@@ -99,8 +126,11 @@ class Trainer:
         ids = torch.from_numpy(batch.ids).to(device)
         apart = sum(s.n_tokens for s in batch.samples)
 
-        def forward(policy: Policy) -> tuple[Tensor, MicroBatchMetrics]:
-            logprobs, entropies = policy.target_logprobs(batch.row, ids, query)
+        def forward(policy: Policy) -> TargetLogprobs:
+            return policy.target_logprobs(batch.row, ids, query)
+
+        def loss(found: TargetLogprobs) -> tuple[Tensor, MicroBatchMetrics]:
+            logprobs, entropies = found
             result = policy_loss(logprobs, targets, self.objective)
             metrics = measure(result, logprobs, targets.behaviour, entropies, tokens=len(ids), branch_tokens=apart)
             if not math.isfinite(metrics.abs_difference_sum):
@@ -109,7 +139,7 @@ class Trainer:
             return result.loss, metrics
 
         try:
-            metrics = self.stream.micro_batch(forward)
+            metrics = self.stream.micro_batch(forward, loss)
             self.stream.check_finite()
         except NonFiniteError as error:
             rollouts = sorted({s.rollout_id for s in batch.samples})
@@ -135,24 +165,34 @@ class Trainer:
         )
 
     def gradient(self) -> Tensor:
-        """A copy of the accumulator: one flat float32 tensor on the CPU, in an order that all replicas share."""
-        return torch.cat([b.reshape(-1) for b in self.stream.buffers()]).cpu()
+        """A copy of the accumulator: one flat float32 tensor on the CPU, tensors in the order of `hf_shapes`.
+
+        Replicas share that order whatever their layouts. With several ranks, rank 0 has it and the others nothing.
+        """
+        main = {name: p.main_grad for name, p in self.policy.model.named_parameters()}
+        whole = self.policy.to_hf(main, sums=True)
+        flat = [whole[name].reshape(-1) for name in hf_shapes(self.policy.shape)] if whole else [torch.empty(0)]
+        return torch.cat(flat).cpu()
 
     def checked_gradient(self, gradient: Tensor) -> Tensor:
         """`gradient` if it can be absorbed. Raises ValueError for another size or dtype, NonFiniteError."""
-        size = sum(b.numel() for b in self.stream.buffers())
+        size = sum(map(math.prod, hf_shapes(self.policy.shape).values()))
         if gradient.shape != (size,) or gradient.dtype != torch.float32:
             raise ValueError(f"gradient: expected float32 [{size}], got {gradient.dtype} {list(gradient.shape)}")
         if not gradient.isfinite().all():
             raise NonFiniteError("the gradient to absorb is not finite; it was refused")
         return gradient
 
-    def absorb(self, gradient: Tensor) -> None:
-        """Add another replica's `gradient()`. Raises as `checked_gradient`, and nothing is added."""
-        self.checked_gradient(gradient)
-        buffers = self.stream.buffers()
-        for buffer, part in zip(buffers, torch.split(gradient, [b.numel() for b in buffers]), strict=True):
-            buffer += part.view_as(buffer).to(buffer.device)
+    def absorb(self, gradient: Tensor | None) -> None:
+        """Add another replica's `gradient()`; rank 0 gives it. Raises as `checked_gradient`, and nothing is added."""
+        whole = None
+        if gradient is not None:
+            sizes = hf_shapes(self.policy.shape)
+            parts = torch.split(self.checked_gradient(gradient), [math.prod(size) for size in sizes.values()])
+            whole = {name: part.view(size) for (name, size), part in zip(sizes.items(), parts, strict=True)}
+        added = self.policy.from_hf(whole, sums=True)
+        for name, parameter in self.policy.model.named_parameters():
+            parameter.main_grad += added[name].to(parameter.device)
 
     def learning_rate(self) -> float:
         """Rate of the next step: linear from lr / (warmup_steps + 1), then constant."""
@@ -173,14 +213,23 @@ class Trainer:
         return StepResult(self.version, norm, rate)
 
     def export_hf(self) -> dict[str, Tensor]:
-        """A copy of the weights by Hugging Face's names, float32."""
+        """A copy of the weights by Hugging Face's names, float32; with several ranks, rank 0 has it."""
         return self.policy.export_hf()
 
+    def export_optimizer(self) -> dict[str, Any]:
+        """A copy of the optimizer's state (`gyre.training.optimizer_state`); with several ranks, rank 0 has it."""
+        return export_state(self.policy, self.stream.optimizer)
+
     def save(self, root: Path, run_id: str, step_id: int | None) -> Path:
-        """Write the checkpoint of this version under `root`, atomically; its folder."""
+        """Write the checkpoint of this version under `root`, atomically; its folder. It names no layout."""
+        return self.write(root, run_id, step_id, self.export_hf(), self.export_optimizer())
+
+    def write(
+        self, root: Path, run_id: str, step_id: int | None, weights: Mapping[str, Tensor], state: dict[str, Any]
+    ) -> Path:
+        """The part of `save` that rank 0 does alone."""
         meta = CheckpointMeta(run_id, self._loaded(), step_id, self.seed)
-        state: dict[str, Any] = self.stream.optimizer.state_dict()
-        return save_checkpoint(root, meta, self.export_hf(), state, self.folder)
+        return save_checkpoint(root, meta, weights, state, self.folder)
 
     def sleep(self) -> None:
         """Give back what training needs between micro-batches: freed activations, to the system or the device.

@@ -1,0 +1,171 @@
+"""What is computed under every layout, and must not depend on it: see test_parallel.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gyre.config import LayoutConfig, OptimizerConfig
+from gyre.training.hf_config import ModelShape
+from gyre.training.logprobs import TargetLogprobs, TargetQuery
+from gyre.training.model import build_policy
+from gyre.training.optimizer_state import export_state, import_state
+from gyre.training.streaming import StreamingStep
+from gyre.trajectory.packed import TreeRow
+from tests.training.conftest import random_weights
+
+
+def shape(family: str, tied: bool, vocab: int) -> ModelShape:
+    """Four layers, small and odd enough to hide nothing."""
+    return ModelShape(
+        family=family, layers=4, hidden=24, ffn=36, heads=4, kv_heads=2, head_dim=8, vocab=vocab, max_positions=512,
+        norm_eps=1e-6, rope_theta=1e4, tied=tied,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and an arithmetic. The vocabularies of 61 and 97 do not divide by two."""
+
+    family: str
+    tied: bool
+    vocab: int
+    dtype: torch.dtype
+    recompute: bool = False
+    clip: float = 0.0
+
+
+CASES = {
+    "qwen3, tied, float64": Case("qwen3", True, 97, torch.float64),
+    "qwen3, tied, float32, clipped": Case("qwen3", True, 97, torch.float32, clip=1e-3),
+    "llama, untied, float64": Case("llama", False, 61, torch.float64),
+    "llama, untied, float32": Case("llama", False, 61, torch.float32),
+    "qwen2, tied, float64, recompute": Case("qwen2", True, 64, torch.float64, recompute=True),
+    "qwen2, untied, float32": Case("qwen2", False, 64, torch.float32),
+}
+
+
+def random_tree(rng: np.random.Generator, depth: int = 8, fan_out: int = 5, most: int = 14) -> TreeRow:
+    """A row of one to three trees; segments may be of one token, and any node may fork."""
+    lengths: list[int] = []
+    parents: list[int] = []
+
+    def grow(parent: int, level: int) -> None:
+        index = len(lengths)
+        lengths.append(int(rng.integers(1, 7)))
+        parents.append(parent)
+        if level < depth:
+            for _ in range(int(rng.integers(0, fan_out + 1)) if rng.random() < 0.6 else 0):
+                if len(lengths) < most:
+                    grow(index, level + 1)
+
+    for _ in range(int(rng.integers(1, 4))):
+        grow(-1, 1)
+    return TreeRow(tuple(lengths), tuple(parents))
+
+
+@dataclass
+class Work:
+    """A row of trees with targets, and the weight of each target's log-prob in the loss."""
+
+    row: TreeRow
+    ids: Tensor
+    query: TargetQuery
+    weights: Tensor
+
+
+def random_work(seed: int, vocab: int, dtype: torch.dtype, row: TreeRow | None = None) -> Work:
+    """Some tokens of `row` (None: of random trees) are targets, each predicted by the token above it."""
+    rng = np.random.default_rng(seed)
+    row = row or random_tree(rng)
+    above = np.arange(row.tokens) - 1
+    for start, parent in zip(row.starts, row.parents, strict=True):
+        above[start] = -1 if parent < 0 else row.starts[parent] + row.lengths[parent] - 1
+    targets = np.array([t for t in range(row.tokens) if above[t] >= 0 and rng.random() < 0.7] or [1])
+    targets = targets[np.argsort(above[targets], kind="stable")]
+    positions, predictors = np.unique(above[targets], return_inverse=True)
+    ids = torch.from_numpy(rng.integers(0, vocab, row.tokens))
+    query = TargetQuery(
+        positions=torch.from_numpy(positions),
+        temperatures=torch.from_numpy(rng.uniform(0.5, 1.5, len(positions))),
+        predictors=torch.from_numpy(predictors),
+        ids=ids[torch.from_numpy(targets)],
+        chunk=7,
+    )
+    return Work(row, ids, query, torch.from_numpy(rng.normal(size=len(targets))).to(dtype))
+
+
+def parts(work: Work) -> Any:
+    """Forward and loss of a micro-batch, as `StreamingStep` takes them. Not linear in the log-probs, as ratios are."""
+
+    def loss(found: TargetLogprobs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        value = (found.logprobs.square() * work.weights).sum()
+        return value, (found.logprobs.detach().clone(), found.entropies.clone())
+
+    return lambda policy: policy.target_logprobs(work.row, work.ids, work.query), loss
+
+
+def works(case: Case) -> list[Work]:
+    """Packed sequences, and random trees."""
+    plain = TreeRow.sequences((9, 1, 30, 2, 17))
+    return [
+        random_work(0, case.vocab, case.dtype, plain),
+        *(random_work(seed, case.vocab, case.dtype) for seed in (1, 2, 3)),
+    ]
+
+
+def compute(case: Case, layout: LayoutConfig) -> dict[str, Any]:
+    """Everything a trainer makes of the case, whole, on rank 0."""
+    model = shape(case.family, case.tied, case.vocab)
+    policy = build_policy(model, dtype=case.dtype, recompute=case.recompute, layout=layout)
+    leader = policy.shard.tp_rank == policy.shard.pp_rank == 0
+    weights = {n: t.to(case.dtype) for n, t in random_weights(model).items()}
+    policy.load_hf(weights if leader else None)
+    found: dict[str, Any] = {"exported": policy.export_hf()}
+    stream = StreamingStep(policy, OptimizerConfig(lr=1e-2, weight_decay=0.1, clip_grad=case.clip))
+
+    def gradients() -> dict[str, Tensor]:
+        main = {name: p.main_grad for name, p in policy.model.named_parameters()}
+        return {n: t.clone() for n, t in policy.to_hf(main, sums=True).items()}
+
+    stream.begin()
+    found["logs"] = [stream.micro_batch(*parts(work)) for work in works(case)]
+    found["gradients"] = gradients()
+    stream.begin()
+    found["logs at once"] = stream.micro_batches([parts(work) for work in works(case)])
+    found["gradients at once"] = gradients()
+    found["evaluated"] = [stream.micro_batch(*parts(work), train=False) for work in works(case)]
+    found["gradients after evaluation"] = gradients()
+    found["norms"] = [stream.finish(3)]
+    found["stepped"] = policy.export_hf()
+    found["state"] = export_state(policy, stream.optimizer)
+
+    # Another trainer goes on from that state; so does this one.
+    for copy in range(2):
+        if copy:
+            policy.load_hf({n: t.to(case.dtype) for n, t in found["stepped"].items()} if leader else None)
+            stream = StreamingStep(policy, stream.settings)
+            import_state(policy, stream.optimizer, found["state"] if leader else None)
+        stream.begin()
+        for work in works(case)[:2]:
+            stream.micro_batch(*parts(work))
+        found["norms"].append(stream.finish(2))
+        found[f"second step {copy}"] = policy.export_hf()
+    return found
+
+
+def compute_all(layouts: list[LayoutConfig]) -> dict[str, dict[str, Any]]:
+    """Every case under every layout, in the same processes."""
+    from megatron.core import parallel_state
+
+    found = {}
+    for layout in layouts:
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+        for name, case in CASES.items():
+            found[f"{layout.tensor_parallel}x{layout.pipeline_parallel} {name}"] = compute(case, layout)
+    return found
