@@ -16,7 +16,7 @@ from gyre.gateway.errors import ErrorKind, GatewayError
 from gyre.gateway.messages import Message, Request, ToolCall, system_text
 from gyre.gateway.result import Result
 
-API = "anthropic"
+API = "anthropic-messages"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 SIGNATURE = "Z3lyZQ=="
