@@ -5,7 +5,8 @@ Pure data: workflows may import this module inside Temporal's sandbox.
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -39,17 +40,77 @@ class TasksConfig(Section):
     """Folder of tasks used for evaluation only; none: no evaluation."""
 
 
+class KindRule(Section):
+    """What calls of one kind look like. Every condition that is given must hold; one at least must be given."""
+
+    kind: Literal["main", "main-summary", "sub-agent", "sub-agent-summary", "auxiliary"]
+    """The kind of a call that looks so; a summary is the call that shortens a history (compaction)."""
+    header: str | None = None
+    """A header that the call has."""
+    matches: str | None = None
+    """A regular expression that is found in that header's value; none: any value."""
+    system: str | None = None
+    """A regular expression that is found in the system text at the beginning."""
+    last: str | None = None
+    """A regular expression that is found in what was said since the last answer."""
+    tools: bool | None = None
+    """Whether the call offers tools."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.header is None and self.system is None and self.last is None and self.tools is None:
+            raise ValueError("needs a condition: header, system, last or tools")
+        if self.matches is not None and self.header is None:
+            raise ValueError("matches: needs header")
+        for name in ("matches", "system", "last"):
+            if (value := getattr(self, name)) is not None:
+                _regex(value, name)
+        return self
+
+
+class DialectConfig(Section):
+    """How the calls of a `command` harness speak. Without it, kinds come from the shape of the tree alone."""
+
+    agent_header: str | None = None
+    """Header whose value names the agent that calls; calls of the main agent don't have it."""
+    kinds: list[KindRule] = []
+    """Rules ([[harness.dialect.kinds]] tables); the first that fits says the kind, the tree where none does."""
+    strip_system: list[str] = []
+    """Regular expressions; what they match is taken out of system texts. For what changes and means nothing there
+    (a date, a session's id): it would break the prefix that a rollout's calls share."""
+
+    @model_validator(mode="after")
+    def _patterns_are_patterns(self) -> Self:
+        for i, value in enumerate(self.strip_system):
+            _regex(value, f"strip_system[{i}]")
+        return self
+
+
+def _regex(value: str, name: str) -> None:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{name}: {value!r} is no regular expression: {error}") from error
+
+
 class HarnessConfig(Section):
     """The program that acts: run unmodified, attributed by its base URL."""
 
     name: str = "mini-swe-agent"
-    """`mini-swe-agent`, `claude-code`, or `command` for any program described by `command` (docs/harnesses.md)."""
+    """`mini-swe-agent`, `claude-code`, `qwen-code`, `codex`, or `command` for any program that is described here
+    (docs/harnesses.md)."""
     version: str | None = None
     """Of a harness from npm: the installed version to run; none: the one that it is written against."""
     args: list[str] = []
     """Of a harness from npm: further arguments of its command line; the same placeholders as in `command`."""
     command: list[str] = []
-    """For `command`: argv. `{base_url}`, `{api_key}`, `{model}`, `{instruction}`, `{workspace}` are filled in."""
+    """For `command`: argv. `{base_url}`, `{api_key}`, `{model}`, `{instruction}`, `{workspace}`, `{home}`, `{context}`
+    and `{max_tokens}` are filled in."""
+    files: dict[str, str] = {}
+    """For `command`: settings files, written before it starts: path below its home folder = text, with the same
+    placeholders."""
+    dialect: DialectConfig = DialectConfig()
+    """For `command`: how its calls speak."""
     config: Path | None = None
     """The harness's own settings file, relative to the run file."""
     env: dict[str, str] = {}
@@ -347,4 +408,11 @@ class RunConfig(Section):
                 raise ValueError("scheduling.train_cells: policy 'async' needs at least one cell left to serve")
         if self.harness.name == "command" and not self.harness.command:
             raise ValueError("harness.command: required when harness.name = 'command'")
+        for name in ("command", "files", "dialect"):
+            told = getattr(self.harness, name) != HarnessConfig.model_fields[name].default
+            if told and self.harness.name != "command":
+                raise ValueError(f"harness.{name}: only for harness.name = 'command', which is {self.harness.name!r}")
+        for path in self.harness.files:
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or not PurePosixPath(path).name:
+                raise ValueError(f"harness.files: {path!r} must be a path below the harness's home folder")
         return self

@@ -8,20 +8,26 @@ from gyre.config.run import HarnessConfig
 from gyre.gateway.dialect import Dialect
 from gyre.harness.base import Harness, HarnessError
 from gyre.harness.claude_code import ClaudeCode
+from gyre.harness.codex import Codex
 from gyre.harness.command import CommandHarness
+from gyre.harness.declared_dialect import DeclaredDialect
 from gyre.harness.mini_swe_agent import MiniSweAgent
+from gyre.harness.qwen_code import QwenCode
 
 _MAKERS: dict[str, Callable[[HarnessConfig], Harness]] = {
     "mini-swe-agent": lambda config: MiniSweAgent(config.config, config.env, warm=config.warm),
     "claude-code": lambda config: ClaudeCode(config.config, config.env, config.args, config.version),
-    "command": lambda config: CommandHarness(config.command, config.env),
+    "qwen-code": lambda config: QwenCode(config.config, config.env, config.args, config.version),
+    "codex": lambda config: Codex(config.config, config.env, config.args, config.version),
+    "command": lambda config: CommandHarness(config.command, config.env, config.files),
 }
 
 
 _DIALECTS: dict[str, Dialect] = {
     "mini-swe-agent": MiniSweAgent.dialect,
     "claude-code": ClaudeCode.dialect,
-    "command": CommandHarness.dialect,
+    "qwen-code": QwenCode.dialect,
+    "codex": Codex.dialect,
 }
 
 
@@ -30,6 +36,8 @@ def dialect_of(config: HarnessConfig) -> Dialect:
 
     Raises HarnessError for an unknown name.
     """
+    if config.name == "command":
+        return DeclaredDialect(config.dialect)
     if config.name not in _DIALECTS:
         raise _unknown(config)
     return _DIALECTS[config.name]
