@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("harness", "trainer")
+NAMES = ("harness", "store", "trainer")
 
 
 def main(names: list[str]) -> None:

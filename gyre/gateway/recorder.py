@@ -8,23 +8,32 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import psycopg
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.metrics import Metrics
-from gyre.store.gateway_queries import CallWrite, reserve_ids, write_calls
+from gyre.store.call_writer import CallWriter
+from gyre.store.gateway_queries import CallWrite, reserve_ids
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-ID_BLOCK = 64
+ID_BLOCK = 256
 RETRY_S = (0.1, 2.0)
 # Seconds for which the row of a call that begins waits for a transaction that is needed anyway.
 COMPANY_S = 0.1
 # Postgres is away, or so slow that the pool has no connection free: there is a next time.
-AWAY = (OperationalError, InterfaceError, NoConnection, OSError)
+AWAY = (
+    OperationalError,
+    InterfaceError,
+    NoConnection,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    OSError,
+)
 
 
 class Recorder:
@@ -35,6 +44,7 @@ class Recorder:
 
     def __init__(self, engine: AsyncEngine, metrics: Metrics, patience_s: float = 60.0) -> None:
         self.engine = engine
+        self._writer = CallWriter(engine.url.render_as_string(hide_password=False))
         self._metrics = metrics
         self.patience_s = patience_s
         self._queue: asyncio.Queue[tuple[CallWrite, asyncio.Future[None], float]] = asyncio.Queue()
@@ -56,6 +66,7 @@ class Recorder:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        await self._writer.close()
 
     async def new_id(self, table: str) -> int:
         """A fresh id for a row of `calls` or `nodes`. Raises GatewayError (503) when Postgres stays away."""
@@ -118,8 +129,7 @@ class Recorder:
         pause = RETRY_S[0]
         while batch:
             try:
-                async with self.engine.begin() as connection:
-                    await write_calls(connection, [write for write, _, _ in batch])
+                await self._writer.write([write for write, _, _ in batch])
                 _settle(batch, None)
                 return
             except AWAY as error:

@@ -8,10 +8,9 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import OperationalError
-from sqlalchemy import BigInteger, BindParameter, Executable, Integer, Text, any_, bindparam, func, select, text, update
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Text, any_, bindparam, func, select, text, update
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.store.db import libpq_url
 from gyre.store.models import Call, Cell, Node, Rollout
@@ -60,7 +59,8 @@ class CallWrite:
     """A call's row as it begins and, with `end` and `nodes`, as it ends; what is written is written at once.
 
     `begin` and `nodes` hold whole rows (column -> value); `end` the columns that change when the call ends. `splits`
-    are done, in order, before this write's `nodes` and after those of the writes before it.
+    are done, in order, before this write's `nodes` and after those of the writes before it. `kinds` (call id -> kind)
+    is what earlier calls turned out to be.
     """
 
     call_id: int
@@ -68,55 +68,7 @@ class CallWrite:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     splits: list[NodeSplit] = field(default_factory=list)
-
-
-END_COLUMNS = (
-    "status",
-    "leaf_id",
-    "response",
-    "finish_reason",
-    "cached_tokens",
-    "completion_tokens",
-    "cells",
-    "routed_at",
-    "first_token_at",
-    "ended_at",
-)
-_BEGIN = pg_insert(Call).on_conflict_do_nothing(index_elements=[Call.id])
-NODE_COLUMNS = (
-    "id", "rollout_id", "parent_id", "call_id", "kind", "start", "length", "token_ids", "logprobs", "version_spans",
-)  # fmt: skip
-_JSON = JSONB(none_as_null=True)  # None is SQL's NULL, not JSON's
-
-
-def _parameter(table: Any, column: str, prefix: str = "") -> BindParameter[Any]:
-    kind = table.c[column].type
-    return bindparam(f"{prefix}{column}", type_=_JSON if isinstance(kind, JSONB) else kind)
-
-
-_NODES = (
-    pg_insert(Node)
-    .values({name: _parameter(Node.__table__, name) for name in NODE_COLUMNS})
-    .on_conflict_do_nothing(index_elements=[Node.id])
-)
-_END = (
-    update(Call)
-    .where(Call.id == bindparam("the_call"))
-    .values({name: _parameter(Call.__table__, name, "new_") for name in END_COLUMNS})
-)
-# One statement, so that a split is whole. Where `new_id` is there already, nothing is inserted and nothing updated.
-_SPLIT = text("""
-    WITH head AS (
-        INSERT INTO nodes (id, rollout_id, parent_id, call_id, kind, start, length, token_ids)
-        SELECT :new_id, rollout_id, parent_id, call_id, kind, start, :at, substr(token_ids, 1, 4 * :at)
-          FROM nodes WHERE id = :node_id AND kind = 'prompt' AND length > :at AND :at > 0
-        ON CONFLICT (id) DO NOTHING RETURNING id)
-    UPDATE nodes SET parent_id = head.id, start = start + :at, length = length - :at,
-                     token_ids = substr(token_ids, 4 * :at + 1)
-      FROM head WHERE nodes.id = :node_id
-""").bindparams(*(bindparam(name, type_=kind) for name, kind in
-                  (("new_id", BigInteger), ("node_id", BigInteger), ("at", Integer))))  # fmt: skip
-_SPLIT_MISSING = text("SELECT * FROM unnest(:ids) AS id WHERE id NOT IN (SELECT id FROM nodes WHERE id = ANY (:ids))")
+    kinds: dict[int, str] = field(default_factory=dict)
 
 
 _FACTS = select(Rollout.token, Rollout.id, Rollout.run_id, Rollout.state, Rollout.min_version, Rollout.temperature)
@@ -136,7 +88,12 @@ async def rollouts_by_token(engine: AsyncEngine, tokens: Sequence[str]) -> dict[
 async def cells_of_run(engine: AsyncEngine, run_id: str) -> list[CellRow]:
     """The run's cells."""
     query = select(
-        Cell.name, Cell.engine_url, Cell.routable, Cell.serving_version, Cell.max_running, Cell.engine_incarnation
+        Cell.name,
+        Cell.engine_url,
+        Cell.routable,
+        Cell.serving_version,
+        Cell.max_running,
+        Cell.engine_incarnation,
     ).where(Cell.run_id == run_id)
     async with engine.connect() as connection:
         return [CellRow(*row) for row in await connection.execute(query)]
@@ -173,48 +130,8 @@ async def reserve_ids(engine: AsyncEngine, table: str, count: int) -> list[int]:
         return [int(row[0]) for row in await connection.execute(query, {"table": table, "count": count})]
 
 
-async def write_calls(connection: AsyncConnection, writes: Sequence[CallWrite]) -> None:
-    """Store the writes within the connection's transaction. Order of statements satisfies the foreign keys.
-
-    Writing the same again changes nothing: the commit's answer may have been lost with the connection.
-    Raises ValueError for a split of a node that is not there, is not a prompt, or is not longer than `at`.
-    """
-    if begins := {w.call_id: w.begin for w in writes if w.begin is not None}:
-        await _each(connection, _BEGIN, list(begins.values()))
-    nodes: list[dict[str, Any]] = []
-    for write in writes:
-        if write.splits:
-            await _each(connection, _NODES, nodes)  # what is split may be among them
-            nodes = []
-            await _split(connection, write.splits)
-        nodes += write.nodes
-    await _each(connection, _NODES, nodes)
-    if ends := [
-        {"the_call": w.call_id, **{f"new_{name}": w.end.get(name) for name in END_COLUMNS}}
-        for w in writes
-        if w.end is not None
-    ]:
-        await _each(connection, _END, ends)
-
-
-async def _split(connection: AsyncConnection, splits: Sequence[NodeSplit]) -> None:
-    await _each(connection, _SPLIT, [{"node_id": s.node_id, "new_id": s.new_id, "at": s.at} for s in splits])
-    if missing := set(await connection.scalars(_SPLIT_MISSING, {"ids": [s.new_id for s in splits]})):
-        bad = next(s for s in splits if s.new_id in missing)
-        raise ValueError(
-            f"node {bad.node_id} cannot be split at {bad.at}: it must be a prompt with more tokens than that"
-        )
-
-
-async def _each(connection: AsyncConnection, statement: Executable, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    # The driver takes a list, even of one row, by its slower way for many.
-    await connection.execute(statement, rows if len(rows) > 1 else rows[0])
-
-
 async def load_tree(engine: AsyncEngine, rollout_id: str) -> tuple[Sequence[Any], Sequence[Any], int]:
-    """The rollout's complete calls (all columns, oldest first), its nodes' ids, and the highest seq that any call has.
+    """The rollout's complete calls (all columns, oldest first), its nodes (parents first), and its highest seq.
 
     Calls that a dead gateway left running are marked incomplete first: nobody waits for them any more.
     """
@@ -225,7 +142,7 @@ async def load_tree(engine: AsyncEngine, rollout_id: str) -> tuple[Sequence[Any]
     )
     columns = [c for c in Call.__table__.columns if c.name not in ("rollout_id",)]
     complete = select(*columns).where(Call.rollout_id == rollout_id, Call.status == "complete").order_by(Call.seq)
-    spans = select(Node.id, Node.parent_id, Node.start, Node.token_ids).where(Node.rollout_id == rollout_id)
+    spans = select(Node.id, Node.parent_id, Node.start, Node.token_ids, Node.kind).where(Node.rollout_id == rollout_id)
     async with engine.begin() as connection:
         await connection.execute(dead)
         calls = (await connection.execute(complete)).all()

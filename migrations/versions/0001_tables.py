@@ -1,4 +1,4 @@
-"""The first tables, and the notification that wakes whoever routes calls when a cell changes."""
+"""The first tables, the notification that wakes whoever routes calls when a cell changes, and the split of a node."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ BEGIN
 END $$;
 CREATE TRIGGER cells_changed AFTER INSERT OR UPDATE OR DELETE ON cells
     FOR EACH ROW EXECUTE FUNCTION gyre_notify_cells();
+"""
+
+_SPLIT = """
+CREATE FUNCTION gyre_split_node(old_id bigint, new_id bigint, at int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM nodes WHERE id = new_id) THEN
+        RETURN; -- it is split already
+    END IF;
+    INSERT INTO nodes (id, rollout_id, parent_id, call_id, kind, start, length, token_ids)
+    SELECT new_id, rollout_id, parent_id, call_id, kind, start, at, substr(token_ids, 1, 4 * at)
+      FROM nodes WHERE id = old_id AND kind = 'prompt' AND at > 0 AND at < length;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'node % cannot be split at %: it must be a prompt, and longer than that', old_id, at
+              USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    UPDATE nodes SET parent_id = new_id, start = start + at, length = length - at,
+                     token_ids = substr(token_ids, 4 * at + 1)
+     WHERE id = old_id;
+END $$;
 """
 
 
@@ -341,10 +360,12 @@ def upgrade() -> None:
     op.create_index(op.f("ix_samples_micro_batch_id"), "samples", ["micro_batch_id"], unique=False)
     op.create_index(op.f("ix_samples_step_id"), "samples", ["step_id"], unique=False)
     op.execute(_NOTIFY)
+    op.execute(_SPLIT)
 
 
 def downgrade() -> None:
     op.execute("DROP FUNCTION gyre_notify_cells CASCADE")
+    op.execute("DROP FUNCTION gyre_split_node")
     op.drop_constraint(op.f("fk_calls_leaf_id"), "calls")
     op.drop_index(op.f("ix_samples_step_id"), table_name="samples")
     op.drop_index(op.f("ix_samples_micro_batch_id"), table_name="samples")

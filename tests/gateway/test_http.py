@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gyre.gateway import app as app_module
-from gyre.gateway import recorder as recorder_module
+from gyre.store.call_writer import CallWriter
 from gyre.store.db import transaction
 from gyre.store.gateway_queries import CallWrite
 from gyre.store.models import Run
@@ -145,17 +144,16 @@ async def test_a_commit_whose_answer_was_lost_is_written_again_without_harm(
     }  # fmt: skip
     write = CallWrite(call_id, begin, [prompt | node, leaf | node], {"status": "complete", "leaf_id": leaf_id})
     write.end = {**(write.end or {}), "cells": ["c0"]}
-    answered = recorder_module.write_calls
+    answered = CallWriter.write
     lost = [True]
 
-    async def write_calls(connection: AsyncConnection, writes: list[CallWrite]) -> None:
-        await answered(connection, writes)
+    async def committed_but_unknown(writer: CallWriter, writes: list[CallWrite]) -> None:
+        await answered(writer, writes)
         if lost:
             lost.clear()
-            await connection.commit()
             raise ConnectionResetError
 
-    monkeypatch.setattr(recorder_module, "write_calls", write_calls)
+    monkeypatch.setattr(CallWriter, "write", committed_but_unknown)
     await recorder.write(write)
     [call] = world.calls()
     assert (call.status, call.leaf_id, len(world.path(leaf_id))) == ("complete", leaf_id, 2)

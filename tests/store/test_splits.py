@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg import DataError
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from gyre.store.db import make_async_engine, transaction
-from gyre.store.gateway_queries import CallWrite, NodeSplit, write_calls
+from gyre.store.call_writer import CallWriter
+from gyre.store.db import transaction
+from gyre.store.gateway_queries import CallWrite, NodeSplit
 from gyre.store.tokens import pack_ids, pack_logprobs
 from tests.store.world import make_world
 
@@ -74,13 +76,10 @@ class Gateway:
 
 def send(database: str, *batches: list[CallWrite]) -> None:
     async def go() -> None:
-        engine = make_async_engine(database)
-        try:
-            for batch in batches:
-                async with engine.begin() as connection:
-                    await write_calls(connection, batch)
-        finally:
-            await engine.dispose()
+        writer = CallWriter(database)
+        for batch in batches:
+            await writer.write(batch)
+        await writer.close()
 
     asyncio.run(go())
 
@@ -125,7 +124,7 @@ def test_what_cannot_be_split_is_refused_whole(
     send(database, [first])
     node = {"prompt": first.nodes[0]["id"], "leaf": first.nodes[1]["id"], "nobody": 999}[which]
     before = nodes(engine, rollout)
-    with pytest.raises(ValueError, match=f"node {node} cannot be split at {at}"):
+    with pytest.raises(DataError, match=f"node {node} cannot be split at {at}"):
         send(database, [gateway.call(None, [1], [2], [NodeSplit(node, 1000, at)])])
     assert nodes(engine, rollout) == before
 
