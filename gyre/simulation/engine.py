@@ -85,6 +85,7 @@ class _Run:
         self.order = itertools.count()
         self.ends: list[float] = []
         self.homeless: deque[Arrival] = deque()
+        self.idle_trainers: set[int] = set()
         self.optimizing = False
         self.next_decision = 0.0
         self.decision_due = False
@@ -123,15 +124,13 @@ class _Run:
             return
         self._advance(cell)
         left = cell.tool + cell.tokens * self.cost.token_s(len(cell.members))
-        ended = np.flatnonzero((left <= 1e-9) | (cell.deadline <= self.now + 1e-9))
-        for i in ended[::-1]:
-            step, rollout = cell.members.pop(int(i))
+        ended = (left <= 1e-9) | (cell.deadline <= self.now + 1e-9)
+        for i in ended.nonzero()[0]:
+            step, rollout = cell.members[i]
             whole = float(step.work.tokens.flat[rollout])
             done = 1.0 if whole == 0 else 1.0 - float(cell.tokens[i]) / whole
             step.settle(rollout, float(step.work.trained.flat[rollout]) * done)
-        cell.tool, cell.tokens, cell.deadline = (
-            np.delete(cell.tool, ended), np.delete(cell.tokens, ended), np.delete(cell.deadline, ended)
-        )  # fmt: skip
+        cell.drop(ended)
         self._foresee(cell)
 
     def _micro_batch_ends(self, cell: CellState, step: StepState) -> None:
@@ -224,13 +223,11 @@ class _Run:
             if count < 1:
                 return
             self._advance(full)
-            go = np.argsort(full.deadline, kind="stable")[:count]
-            self._place({empty.index: [self._leaver(full, int(i)) for i in go]})
-            gone = set(go.tolist())
-            full.members = [m for i, m in enumerate(full.members) if i not in gone]
-            full.tool, full.tokens, full.deadline = (
-                np.delete(full.tool, go), np.delete(full.tokens, go), np.delete(full.deadline, go)
-            )  # fmt: skip
+            oldest = np.argsort(full.deadline, kind="stable")[:count]
+            self._place({empty.index: [self._leaver(full, int(i)) for i in oldest]})
+            go = np.zeros(len(full.members), bool)
+            go[oldest] = True
+            full.drop(go)
             self._foresee(full)
 
     def _leaver(self, cell: CellState, i: int) -> Arrival:
@@ -254,8 +251,7 @@ class _Run:
         if cell.told == "train":
             self._advance(cell)
             self.homeless += [self._leaver(cell, i) for i in range(len(cell.members))]
-            cell.members = []
-            cell.tool = cell.tokens = cell.deadline = np.empty(0)
+            cell.drop(np.ones(len(cell.members), bool))
             cell.stamp += 1
         cell.role = "to_train" if cell.told == "train" else "to_rollout"
         self._enter(cell, "to train" if cell.told == "train" else "to rollout")
@@ -265,16 +261,16 @@ class _Run:
         if not self.open or self.optimizing:
             return
         step = self.open[0]  # a later step's gradient needs the weights that this one makes
-        for cell in self.cells:
+        for index in sorted(self.idle_trainers) if step.backlog > 0 else ():
             if step.backlog <= 0:
                 break
-            if cell.role == "train" and not cell.busy:
-                tokens = min(step.backlog, self.cost.micro_batch_tokens)
-                step.backlog = step.backlog - tokens if step.backlog > tokens else 0.0
-                step.computing += 1
-                cell.busy = True
-                self._enter(cell, "train")
-                self._at(tokens / self.cost.train_tokens_s, partial(self._micro_batch_ends, cell, step))
+            cell = self.cells[index]
+            tokens = min(step.backlog, self.cost.micro_batch_tokens)
+            step.backlog = step.backlog - tokens if step.backlog > tokens else 0.0
+            step.computing += 1
+            cell.busy = True
+            self._enter(cell, "train")
+            self._at(tokens / self.cost.train_tokens_s, partial(self._micro_batch_ends, cell, step))
         central = self.cells[0]
         if step.closed and step.backlog <= 0 and not step.computing and central.role == "train" and not central.busy:
             self.optimizing = central.busy = True
@@ -306,6 +302,10 @@ class _Run:
         if state != cell.state:
             self._book(cell)
             cell.state = state
+            if state == "train idle":
+                self.idle_trainers.add(cell.index)
+            else:
+                self.idle_trainers.discard(cell.index)
 
     def _book(self, cell: CellState) -> None:
         self.cell_s[cell.state] += self.now - cell.since

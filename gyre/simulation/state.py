@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gyre.scheduling import Phase, Role
 from gyre.simulation.model import Floats, StepWork
@@ -66,6 +67,12 @@ class CellState:
     stamp: int = 0
     since: float = 0.0
     state: str = "serve idle"
+
+    def drop(self, which: NDArray[np.bool_]) -> None:
+        """Forget the members at which `which` is true."""
+        stay = ~which
+        self.members = [m for m, stays in zip(self.members, stay.tolist(), strict=True) if stays]
+        self.tool, self.tokens, self.deadline = self.tool[stay], self.tokens[stay], self.deadline[stay]
 
     @property
     def phase(self) -> Phase:
