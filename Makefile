@@ -9,6 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PINNED := --constraint requirements/constraints.txt
 STAMP := .venv/.stamp
 MINI_STAMP := .venvs/mini/.stamp
+PEER_STAMP := .venvs/rllm/.stamp
 NODE_STAMP := .venvs/node/.stamp
 RUN ?= examples/quickstart/run.toml
 
@@ -23,7 +24,7 @@ help:
 
 setup: $(STAMP) $(MINI_STAMP)
 
-$(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt,$(wildcard requirements/*.txt)) pyproject.toml
+$(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt requirements/rllm.txt,$(wildcard requirements/*.txt)) pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make setup: no python3 found; install Python 3.11 or 3.12, or name one with PYTHON="; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("make setup: Python 3.11 or 3.12 is needed, found %d.%d; name one with PYTHON=" % v)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
@@ -77,7 +78,13 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: setup
+$(PEER_STAMP): requirements/rllm.txt
+	@.venvs/rllm/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venvs/rllm
+	@echo "installing rllm-model-gateway, a benchmark's peer, into .venvs/rllm"
+	.venvs/rllm/bin/python -m pip install --disable-pip-version-check --quiet -r requirements/rllm.txt
+	@touch $@
+
+bench: setup $(PEER_STAMP)
 	$(BIN)/python -m benchmarks
 
 down:

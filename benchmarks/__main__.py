@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("harness", "store", "trainer")
+NAMES = ("gateway", "harness", "store", "trainer")
 
 
 def main(names: list[str]) -> None:

@@ -1,0 +1,174 @@
+"""A run with rollouts in a fresh Postgres, the gateway's own process in front of it, and a client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+from tokenizers import Tokenizer
+
+from benchmarks.gateway.engine import Engine
+from gyre.config import RunConfig
+from gyre.ports import free_port
+from gyre.store.db import make_engine, transaction
+from gyre.store.migrate import upgrade
+from gyre.store.models import Rollout
+from gyre.store.queries.cells import upsert_cell
+from gyre.store.queries.groups import TaskRef, create_groups, create_rollouts
+from gyre.store.queries.runs import create_run
+from gyre.store.queries.steps import open_step
+from gyre.store.server import PostgresServer
+from tests.scripted.policy import write_policy
+from workers.settings import WorkerSettings
+
+CONTEXT = 2_000_000
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Execute a bash command",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        },
+    }
+]
+# A line of what tools print, of some 20 tokens.
+LINE = "    for index, value in enumerate(self._values, start=1):  # {}\n"
+
+
+@dataclass
+class World:
+    run: RunConfig
+    tokenizer: Tokenizer
+    url: str
+    process: psutil.Process
+    postgres: Path
+    tokens: list[str]
+    """Tokens of rollouts that nobody used yet."""
+
+    def base(self) -> str:
+        """The URL of a fresh rollout."""
+        return f"{self.url}/r/{self.tokens.pop()}/v1"
+
+
+def config(policy: Path, folder: Path, max_running: int = 256) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "bench",
+            "steps": 1,
+            "policy": {"path": policy, "context": CONTEXT},
+            "tasks": {"train": folder},
+            "serving": {"max_running": max_running},
+            "cells": [{"name": "c0", "central": True}],
+        }
+    )
+
+
+@contextlib.asynccontextmanager
+async def world(engine_of: Any, rollouts: int) -> AsyncIterator[tuple[World, Engine]]:
+    """The gateway's process with `rollouts` rollouts; `engine_of(tokenizer)` is the one cell's engine."""
+    with tempfile.TemporaryDirectory() as name, PostgresServer(Path(name) / "postgres") as server:
+        folder = Path(name)
+        policy = write_policy(folder / "policy", CONTEXT)
+        tokenizer = Tokenizer.from_file(str(policy / "tokenizer.json"))
+        engine: Engine = engine_of(tokenizer)
+        await engine.start()
+        run = config(policy, folder)
+        upgrade(server.url)
+        db = make_engine(server.url)
+        with transaction(db) as s:
+            create_run(s, run.run_id, run.model_dump(mode="json"), "wf")
+            [group] = create_groups(s, [TaskRef("t/one", "/nowhere", "")], step_id=open_step(s, run.run_id, 0, 0))
+            ids = create_rollouts(s, group, rollouts, temperature=1.0, harness="none")
+            tokens = [s.get_one(Rollout, i).token for i in ids]
+            upsert_cell(s, run.run_id, "c0", central=True, role="rollout", max_running=256, serving_version=0,
+                        routable=True, engine_url=engine.url, engine_incarnation="one")  # fmt: skip
+        db.dispose()
+        (folder / "run.json").write_text(run.model_dump_json())
+        url = f"http://127.0.0.1:{free_port()}"
+        settings = WorkerSettings(
+            database_url=server.url, temporal_address="127.0.0.1:1", gateway_url=url, data=folder,
+            run_config=folder / "run.json",
+        )  # fmt: skip
+        environment = {**os.environ, **settings.to_env()}
+        process = subprocess.Popen([sys.executable, "-m", "workers.gateway"], env=environment)  # noqa: ASYNC220
+        try:
+            await until_up(process, f"{url}/health")
+            postgres = Path(name) / "postgres"
+            yield World(run, tokenizer, url, psutil.Process(process.pid), postgres, tokens), engine
+        finally:
+            process.terminate()
+            process.wait()
+            await engine.stop()
+
+
+async def until_up(process: subprocess.Popen[bytes], health: str) -> None:
+    """Wait for a server. Raises RuntimeError where it ended, or does not answer for a minute."""
+    deadline = time.monotonic() + 60
+    async with aiohttp.ClientSession() as http:
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.get(health) as answer:
+                    if answer.status == 200:
+                        return
+            time.sleep(0.05)  # noqa: ASYNC251 - nothing else runs yet
+    raise RuntimeError(f"no server answers at {health}")
+
+
+def cpu(process: psutil.Process) -> float:
+    """CPU seconds of a process."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def postgres_cpu(folder: Path) -> float:
+    """CPU seconds of a Postgres, its ended children included."""
+    parent = psutil.Process(int((folder / "data" / "postmaster.pid").read_text().splitlines()[0]))
+    total = cpu(parent) + parent.cpu_times().children_user + parent.cpu_times().children_system
+    for child in parent.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += cpu(child)
+    return float(total)
+
+
+class Agent:
+    """One conversation: each turn sends all of it, as harnesses do."""
+
+    def __init__(self, http: aiohttp.ClientSession, base: str, system: str, task: str) -> None:
+        self._http, self._url = http, f"{base}/chat/completions"
+        self.messages: list[dict[str, Any]] = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": task},
+        ]
+        self.body = b""
+
+    def prepare(self) -> None:
+        """Write the next request's body."""
+        self.body = orjson.dumps({"model": "policy", "messages": self.messages, "tools": TOOLS})
+
+    async def turn(self, result: str) -> None:
+        """Send what `prepare` wrote; then the answer and `result`, the output of its tool, are part of the history."""
+        async with self._http.post(self._url, data=self.body, headers={"content-type": "application/json"}) as answer:
+            data = await answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"HTTP {answer.status}: {data[:500]!r}")
+        message = orjson.loads(data)["choices"][0]["message"]
+        self.messages.append(message)
+        for call in message["tool_calls"]:
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+
+def lines(count: int, salt: int) -> str:
+    """Output of a tool, in lines that differ."""
+    return "".join(LINE.format(salt * 1000 + i) for i in range(count))
