@@ -1,4 +1,8 @@
-"""The trainer process of a cell: `python -m workers.trainer --cell NAME --socket PATH`, settings by environment."""
+"""The trainer process of a cell: `python -m workers.trainer --cell NAME --socket PATH`, settings by environment.
+
+Where the cell's layout has several ranks, this process is rank 0 and starts the others, which live as long as it does.
+Under `torchrun` (a layout over several machines) the ranks are there already; the first one serves.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
 
 from gyre.config import CellConfig
+from gyre.serving.process import child_setup
+from gyre.training.protocol import RENDEZVOUS
 from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
 
@@ -32,16 +40,59 @@ def main() -> None:
     if cell is None:
         fail(f"--cell: the run has no cell {parsed.cell!r}; its cells are {[c.name for c in settings.run.cells]}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    _pin(cell)
     incarnation = uuid.uuid4().hex
+    if cell.layout.ranks > 1 and RENDEZVOUS not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
+        _start_followers(parsed.socket, cell.layout.ranks, incarnation)
+    rank = int(os.environ.get("RANK", "0")) if cell.layout.ranks > 1 else 0
+    _pin(cell, rank)
+    if rank > 0:
+        _follow(settings, cell)
     service = TrainerService(parsed.socket, incarnation, lambda: _replica(settings, cell, incarnation))
     asyncio.run(_serve(service))
 
 
-def _pin(cell: CellConfig) -> None:
-    """Keep this process on its cell's cores. Before torch is imported: it sizes its threads once."""
+def _start_followers(socket: Path, ranks: int, incarnation: str) -> None:
+    """Become rank 0 and start the others. When one of them ends so does this process, and they end with it."""
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    for file in socket.parent.glob(f".{socket.stem}-*.rendezvous"):  # of trainers that were killed
+        file.unlink(missing_ok=True)
+    meeting = socket.with_name(f".{socket.stem}-{incarnation}.rendezvous")
+    os.environ |= {RENDEZVOUS: str(meeting), "WORLD_SIZE": str(ranks), "RANK": "0", "LOCAL_RANK": "0"}
+    for rank in range(1, ranks):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.trainer", *sys.argv[1:]],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            preexec_fn=child_setup(),
+        )
+        threading.Thread(target=_end_with, args=(process, rank), daemon=True).start()
+
+
+def _end_with(process: subprocess.Popen[bytes], rank: int) -> None:
+    log.error("rank %d of the trainer ended with code %d; the trainer ends", rank, process.wait())
+    os._exit(1)
+
+
+def _follow(settings: WorkerSettings, cell: CellConfig) -> None:
+    import torch
+
+    from gyre.training.ranks import follow_leader
+
+    torch.set_num_threads(_threads(cell))
+    try:
+        follow_leader(settings.run, cell.name)
+    except Exception:
+        log.exception("rank %s ends", os.environ["RANK"])
+        os._exit(1)
+
+
+def _pin(cell: CellConfig, rank: int) -> None:
+    """Keep this process on its share of the cell's cores. Before torch is imported: it sizes its threads once."""
     if cores := os.sched_getaffinity(0) & set(cell.cpus):  # none: the agent chose others, and set them already
         os.sched_setaffinity(0, cores)
+    if cell.cpus and cell.layout.ranks > 1:
+        share = sorted(os.sched_getaffinity(0))[rank :: cell.layout.ranks]
+        os.sched_setaffinity(0, share or os.sched_getaffinity(0))
     threads = str(_threads(cell))
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
     if cell.devices:
@@ -49,7 +100,7 @@ def _pin(cell: CellConfig) -> None:
 
 
 def _threads(cell: CellConfig) -> int:
-    """One a core that the cell is pinned to."""
+    """One a core that this process is pinned to."""
     return len(os.sched_getaffinity(0)) if cell.cpus else 1
 
 

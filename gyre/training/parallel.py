@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +17,13 @@ from torch import Tensor
 
 from gyre.config import LayoutConfig
 from gyre.training import megatron_cpu
+from gyre.training.protocol import RENDEZVOUS
 from gyre.training.shards import Shard
 
 megatron_cpu.install()
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noqa: E402
-
-RENDEZVOUS = "GYRE_TRAINER_RENDEZVOUS"
-"""Environment variable: a file through which the ranks of one machine find each other (with RANK and WORLD_SIZE)."""
 
 _FOREVER = timedelta(days=365)
 """A follower waits for the next command as long as its leader has none."""
@@ -41,9 +38,9 @@ class LayoutError(Exception):
 def initialize(seed: int = 0, layout: LayoutConfig | None = None) -> None:
     """Make the default process group and Megatron's, once a process; later calls only seed again.
 
-    With RENDEZVOUS or under `torchrun`, rank and world come from the environment; otherwise the world is this process
-    alone and the rendezvous is a store in memory, so that no port is taken. Raises LayoutError where the world is not
-    tensor_parallel x pipeline_parallel processes, or the process groups were made for another layout before.
+    With `protocol.RENDEZVOUS` or under `torchrun`, rank and world come from the environment; otherwise the world is
+    this process alone and the rendezvous is a store in memory, so that no port is taken. Raises LayoutError where the
+    world is not tensor_parallel x pipeline_parallel processes, or the process groups are of another layout.
     """
     layout = layout or LayoutConfig()
     if not dist.is_initialized():
@@ -168,10 +165,3 @@ def _receive(source: int) -> Iterator[tuple[str, Tensor]]:
         tensor = torch.empty(size, dtype=dtype)
         dist.recv(tensor, src=source, group=_control)
         yield name, tensor
-
-
-def rendezvous_file(folder: Path, name: str) -> Path:
-    """A fresh rendezvous for the ranks of one machine: no file may be there from an earlier life."""
-    path = folder / f"{name}.rendezvous"
-    path.unlink(missing_ok=True)
-    return path

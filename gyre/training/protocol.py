@@ -21,6 +21,10 @@ REFUSALS = ("LedgerError", "CommandError")
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes."""
 
+RENDEZVOUS = "GYRE_TRAINER_RENDEZVOUS"
+"""Environment variable: a file through which a trainer's ranks on one machine find each other. RANK, WORLD_SIZE and
+LOCAL_RANK are beside it, as `torchrun` sets them."""
+
 
 @dataclass(frozen=True)
 class TrainerStatus:
