@@ -25,8 +25,9 @@ from gyre.store.queries import LedgerError
 from gyre.training import checkpoint
 from gyre.training.batch import pack_rows
 from gyre.training.metrics import MicroBatchMetrics, combine
+from gyre.training.ranks import open_trainer
 from gyre.training.streaming import NonFiniteError
-from gyre.training.trainer import StepResult, Trainer
+from gyre.training.trainer import StepResult
 from gyre.training.weights import read_hf_weights
 from gyre.transfer import Ticket, TransferError, WeightPublisher, open_publisher, open_puller
 
@@ -39,7 +40,7 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class ReplicaSettings:
-    """Who this replica is. `checkpoints` is the run's folder of checkpoints."""
+    """Who this replica is. `cell` is a cell of the run; `checkpoints` is the run's folder of checkpoints."""
 
     run: RunConfig
     cell: str
@@ -55,9 +56,7 @@ class Replica:
         self.settings = settings
         self.engine = engine
         self.run_id = settings.run.run_id
-        self.trainer = Trainer(
-            settings.run.policy.path, settings.run.trainer, settings.run.objective, seed=settings.run.seed
-        )
+        self.trainer = open_trainer(settings.run, settings.cell)
         self.step_id: int | None = None
         self.held: dict[int, MicroBatchMetrics | None] = {}
         """Micro-batches in the accumulator; absorbed ones without metrics, which lie in their rows."""
