@@ -47,7 +47,7 @@ class LongRollout:
 
     def writes(self) -> Iterator[tuple[CallWrite, CallWrite]]:
         rng = np.random.default_rng(self.seed)
-        ranks = np.minimum(rng.zipf(1.2, 4_000_000) - 1, VOCABULARY - 1)
+        ranks = np.minimum(rng.zipf(1.2, 2 * self.tokens) - 1, VOCABULARY - 1)
         vocabulary = rng.permutation(VOCABULARY).astype(np.int32)
         pool = vocabulary[ranks]
         share = self.tokens // self.calls
