@@ -17,7 +17,9 @@ from gyre.cli.output import console
 
 
 def sql(
-    query: Annotated[str, typer.Argument(help="SQL. Views: rollout_summary, branch, step_summary, token_accounting.")],
+    query: Annotated[
+        str, typer.Argument(help="SQL. Views: rollout_summary, branch, step_summary, tool_call …: docs/sql.md.")
+    ],
     write: Annotated[bool, typer.Option("--write", help="Allow changes (default: a read-only transaction).")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     data: DataOption = None,
