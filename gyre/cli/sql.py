@@ -17,9 +17,7 @@ from gyre.cli.output import console
 
 
 def sql(
-    query: Annotated[
-        str, typer.Argument(help="SQL. Views: rollout_summary, branch, step_summary, tool_call …: docs/sql.md.")
-    ],
+    query: Annotated[str, typer.Argument(help="SQL; docs/sql.md has the views and functions.")],
     write: Annotated[bool, typer.Option("--write", help="Allow changes (default: a read-only transaction).")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     data: DataOption = None,
