@@ -96,6 +96,7 @@ class ControlActivities:
                 branch_cap=config.rollouts.branch_cap,
                 micro_batch_tokens=config.trainer.micro_batch_tokens,
                 normalize_std=config.objective.normalize_std,
+                min_std=config.objective.min_std,
                 whole_rollouts=config.objective.whole_rollouts,
             )
             rewards = [r.reward for r in q.group_rewards(session, x.group_id) if r.reward is not None]
@@ -107,8 +108,9 @@ class ControlActivities:
     @activity.defn
     def close_step(self, x: m.CloseStep) -> None:
         """Every group is handed out: fix R."""
+        denominator = self._books.config(x.run_id).objective.denominator
         with transaction(self._engine) as session:
-            q.close_step(session, x.step_id)
+            q.close_step(session, x.step_id, denominator)
 
     @activity.defn
     def open_evaluation(self, x: m.OpenEvaluation) -> m.OpenedEvaluation:

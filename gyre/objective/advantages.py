@@ -12,6 +12,8 @@ import numpy as np
 _EQUAL = 1e-9
 _EPS = 1e-6
 
+Outcome = Literal["trained", "no_variance", "low_variance", "too_few_valid"]
+
 
 @dataclass(frozen=True)
 class GroupAdvantages:
@@ -24,15 +26,16 @@ class GroupAdvantages:
     baseline: float | None
     std: float | None
     advantages: list[float | None]
-    outcome: Literal["trained", "no_variance", "too_few_valid"]
+    outcome: Outcome
 
 
-def group_advantages(rewards: Sequence[float | None], normalize_std: bool) -> GroupAdvantages:
+def group_advantages(rewards: Sequence[float | None], normalize_std: bool, min_std: float = 0.0) -> GroupAdvantages:
     """`A_i = r_i - mean(r)`, divided by `std(r) + 1e-6` when `normalize_std` (GRPO, Shao et al. 2024, sec. 4.1).
 
-    `rewards` has one entry a member; None is an excluded member, which counts in neither mean nor deviation.
-    Fewer than two valid rewards, or all of them within 1e-9, give no gradient. With normalisation |A| is below
-    sqrt(n - 1) for n valid members. Raises ValueError for a reward that is not finite.
+    `rewards` has one entry a member; None is an excluded member, which counts in neither mean nor deviation. No
+    gradient comes from fewer than two valid rewards, from rewards all within 1e-9, and from a standard deviation below
+    `min_std`. With normalisation |A| is below sqrt(n - 1) for n valid members. Raises ValueError for a reward that is
+    not finite.
     """
     valid = [r for r in rewards if r is not None]
     if bad := [r for r in valid if not math.isfinite(r)]:
@@ -46,5 +49,7 @@ def group_advantages(rewards: Sequence[float | None], normalize_std: bool) -> Gr
         return GroupAdvantages(baseline, std, nothing, "too_few_valid")
     if array.max() - array.min() <= _EQUAL:
         return GroupAdvantages(baseline, std, nothing, "no_variance")
+    if std < min_std:
+        return GroupAdvantages(baseline, std, nothing, "low_variance")
     scale = std + _EPS if normalize_std else 1.0
     return GroupAdvantages(baseline, std, [None if r is None else (r - baseline) / scale for r in rewards], "trained")

@@ -8,9 +8,17 @@ from sqlalchemy.orm import Session
 
 from gyre.objective.advantages import group_advantages
 from gyre.store.queries.groups import group_row
-from gyre.store.queries.handout import NewSample, add_samples, cut_micro_batches, settle_group
+from gyre.store.queries.handout import (
+    NewSample,
+    add_samples,
+    cut_micro_batches,
+    drop_stale,
+    oldest_versions,
+    settle_group,
+)
 from gyre.store.queries.rollouts import group_rewards
 from gyre.store.queries.samples import trees
+from gyre.store.queries.steps import step_row
 from gyre.trajectory import SamplePath, micro_batches, select
 
 
@@ -37,10 +45,13 @@ def hand_out(
     branch_cap: int,
     micro_batch_tokens: int,
     normalize_std: bool,
+    min_std: float = 0.0,
     whole_rollouts: bool = False,
 ) -> HandOut:
     """Close a step's group, whose members are all settled, in the caller's one transaction. Idempotent.
 
+    A rollout of which a kept token was sampled by a version before the step's `min_version` counts in its group's
+    baseline, but is not trained: its `drop_reason` becomes `stale`.
     `whole_rollouts`: a rollout's samples share a micro-batch, as a ratio over whole rollouts needs, whatever its size.
     Raises ValueError while a member is not settled, and for a group of an evaluation.
     """
@@ -48,12 +59,12 @@ def hand_out(
     if step_id is None:
         raise ValueError(f"group {group_id} belongs to an evaluation; only a step's groups are handed out")
     members = group_rewards(session, group_id)
-    result = group_advantages([m.reward for m in members], normalize_std)
+    result = group_advantages([m.reward for m in members], normalize_std, min_std)
     n_valid = sum(m.reward is not None for m in members)
     advantages = {m.rollout_id: a for m, a in zip(members, result.advantages, strict=True) if a is not None}
     if not settle_group(session, group_id, result.outcome, result.baseline, result.std, advantages):
         return HandOut(False, str(group_row(session, group_id).outcome), n_valid, 0, 0, 0, 0)
-    samples, paths = _samples(session, advantages, branch_cap)
+    samples, paths = _samples(session, advantages, branch_cap, step_row(session, step_id).min_version)
     packed = micro_batches(paths, micro_batch_tokens, whole_rollouts=whole_rollouts)
     ids = add_samples(session, step_id, samples)
     cut_micro_batches(session, step_id, [([ids[i] for i in batch.samples], batch.tokens) for batch in packed])
@@ -62,11 +73,16 @@ def hand_out(
 
 
 def _samples(
-    session: Session, advantages: dict[str, float], branch_cap: int
+    session: Session, advantages: dict[str, float], branch_cap: int, min_version: int
 ) -> tuple[list[NewSample], list[SamplePath]]:
+    kept_by = {rollout_id: select(tree, branch_cap) for rollout_id, tree in trees(session, list(advantages)).items()}
+    oldest = oldest_versions(session, [node for kept in kept_by.values() for k in kept for node in k.owned_nodes])
+    stale = {rollout_id for rollout_id, version in oldest.items() if version < min_version}
+    drop_stale(session, sorted(stale))
     samples, paths = [], []
-    for rollout_id, tree in trees(session, list(advantages)).items():
-        kept = select(tree, branch_cap)
+    for rollout_id, kept in kept_by.items():
+        if rollout_id in stale:
+            continue
         rollout_targets = sum(k.n_targets for k in kept)
         samples += [
             NewSample(

@@ -96,7 +96,7 @@ class Step(Base):
     rollouts_done_at: Mapped[dt.datetime | None]
     trained_at: Mapped[dt.datetime | None]  # optimizer step done
     published_at: Mapped[dt.datetime | None]
-    n_valid: Mapped[int | None]  # R: rollouts with a valid reward in groups that give a gradient
+    n_valid: Mapped[int | None]  # R: what a loss averaged over rollouts is divided by; see close_step
     metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # see gyre.training.metrics
 
 
@@ -123,7 +123,7 @@ class Group(Base):
         UniqueConstraint("step_id", "position"),
         UniqueConstraint("evaluation_id", "position"),
         _one_of("state", "open", "settled", "handed_out"),
-        _one_of("outcome", "trained", "no_variance", "too_few_valid", "evaluation"),
+        _one_of("outcome", "trained", "no_variance", "low_variance", "too_few_valid", "evaluation"),
         CheckConstraint("(step_id IS NULL) <> (evaluation_id IS NULL)", name="one_parent"),
     )
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
@@ -135,7 +135,7 @@ class Group(Base):
     task_path: Mapped[str]
     family: Mapped[str]  # metadata.family of the task, or ''
     state: Mapped[str] = mapped_column(server_default="open")  # open | settled | handed_out
-    outcome: Mapped[str | None]  # trained | no_variance | too_few_valid | evaluation
+    outcome: Mapped[str | None]  # trained | no_variance | low_variance | too_few_valid | evaluation
     baseline: Mapped[float | None]  # mean of the valid rewards
     reward_std: Mapped[float | None]
     settled_at: Mapped[dt.datetime | None]
@@ -151,6 +151,7 @@ class Rollout(Base):
         _one_of("state", "pending", "running", "scoring", "settled"),
         _one_of("outcome", "completed", "timeout", "harness_error", "infrastructure", "evaluator"),
         _finite("reward"),
+        _one_of("drop_reason", "stale"),
         _finite("advantage"),
         CheckConstraint("exclude_reason IS NULL OR reward IS NULL", name="excluded_has_no_reward"),
         CheckConstraint(
@@ -166,6 +167,7 @@ class Rollout(Base):
     state: Mapped[str] = mapped_column(server_default="pending")  # pending | running | scoring | settled
     outcome: Mapped[str | None]  # completed | timeout | harness_error | infrastructure | evaluator
     exclude_reason: Mapped[str | None]  # set: reward is not used (and is NULL)
+    drop_reason: Mapped[str | None]  # set: its reward counts in its group, its tokens are not trained: stale
     min_version: Mapped[int]  # the gateway routes only to cells that serve at least this version
     temperature: Mapped[float]
     harness: Mapped[str]

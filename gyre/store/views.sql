@@ -2,7 +2,7 @@
 -- makes, so it may be edited freely. Names are those of the design: rollout, branch, node, sample, step.
 
 DROP VIEW IF EXISTS version_span, owned_span, message, tool_call, reward; -- of content.sql, which comes after
-DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting;
+DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting, fate, clip_by_length;
 DROP FUNCTION IF EXISTS path_nodes(bigint), path_tokens(bigint), tokens(bigint), logprobs(bigint),
     gyre_continued(bigint, boolean), gyre_int32(bytea), gyre_float32(bytea);
 
@@ -111,52 +111,84 @@ SELECT r.run_id, c.rollout_id, c.leaf_id, c.kind, c.seq AS last_call, p.nodes, p
          FROM path_nodes(c.leaf_id)) AS p
  WHERE c.status = 'complete' AND c.leaf_id IS NOT NULL AND NOT gyre_continued(c.leaf_id, c.kind = 'auxiliary');
 
--- What became of every sampled token: one row a generated node. Sum `tokens` by `fate`:
---   trained        its gradient is in an accumulator or an optimizer step
---   queued         in a micro-batch that no trainer has finished
---   open           its rollout or group is not finished
---   evaluation     sampled for a held-out measurement
---   auxiliary      a title, a topic check …: never trained
---   incomplete     of a call that the harness never got whole
---   excluded       its rollout has no valid reward
---   no_variance, too_few_valid   its group gives no gradient
---   not_kept       on branches beyond the branch cap only, or sampled after its group was handed out
+-- The fates of a sampled token, in order of precedence: gyre.trajectory.fate in SQL.
+CREATE VIEW fate (name, meaning) AS VALUES
+    ('evaluation', 'sampled for a held-out measurement'),
+    ('auxiliary', 'of a call beside the work (a title, a topic check): never trained'),
+    ('incomplete', 'of a call that the harness never got whole, one cut off by a time limit included'),
+    ('open', 'its rollout or its group is not finished'),
+    ('excluded_evaluator', 'its rollout has no reward: scoring failed as often as it may'),
+    ('excluded_infrastructure', 'its rollout has no reward: harness or host was lost'),
+    ('too_few_valid', 'its group has fewer than two valid rewards'),
+    ('no_variance', 'its group''s rewards are all equal'),
+    ('low_variance', 'its group''s rewards differ by less than objective.min_std'),
+    ('stale', 'its rollout has a token older than rollouts.max_staleness allows'),
+    ('late', 'its call ended after its group was handed out'),
+    ('not_kept', 'on branches beyond rollouts.branch_cap only'),
+    ('queued', 'in a micro-batch that no trainer has finished'),
+    ('rejected', 'taken out by objective.correction = ''mask'' as its micro-batch was trained'),
+    ('trained', 'its term is in an accumulator or an optimizer step (also where the clip took its gradient)');
+
+-- What became of every sampled token: one row a generated node, two where some of its tokens were rejected. Sum `tokens`
+-- by `fate`. `why` is the exact reason of an exclusion.
 CREATE VIEW token_accounting AS
-SELECT r.run_id, s.index AS step, e.version AS evaluated_version, r.id AS rollout_id, n.call_id, n.id AS node_id,
-       n.length AS tokens,
-       CASE WHEN g.evaluation_id IS NOT NULL THEN 'evaluation'
-            WHEN c.kind = 'auxiliary' THEN 'auxiliary'
-            WHEN c.status IS DISTINCT FROM 'complete' THEN 'incomplete'
-            WHEN r.state <> 'settled' THEN 'open'
-            WHEN r.exclude_reason IS NOT NULL THEN 'excluded'
-            WHEN g.outcome IS NULL THEN 'open'
-            WHEN g.outcome <> 'trained' THEN g.outcome
-            WHEN owner.state IN ('held', 'done') THEN 'trained'
-            WHEN owner.sample_id IS NOT NULL THEN 'queued'
-            ELSE 'not_kept' END AS fate
-  FROM (SELECT id, rollout_id, call_id, length FROM nodes WHERE kind = 'generated'
-        UNION ALL
-        -- Tokens of a call that broke off before its node was written.
-        SELECT NULL, rollout_id, id, completion_tokens FROM calls
-         WHERE completion_tokens > 0
-           AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.call_id = calls.id AND nodes.kind = 'generated')) AS n
-  JOIN rollouts r ON r.id = n.rollout_id
-  JOIN groups g ON g.id = r.group_id
-  LEFT JOIN calls c ON c.id = n.call_id
-  LEFT JOIN steps s ON s.id = g.step_id
-  LEFT JOIN evaluations e ON e.id = g.evaluation_id
-  LEFT JOIN LATERAL (
-       SELECT samples.id AS sample_id, m.state FROM samples LEFT JOIN micro_batches m ON m.id = samples.micro_batch_id
-        WHERE samples.rollout_id = r.id AND n.id = ANY (samples.owned_nodes) LIMIT 1) AS owner ON true;
+SELECT run_id, step, evaluated_version, rollout_id, call_id, node_id, part.tokens, part.fate, why
+  FROM (
+       SELECT r.run_id, s.index AS step, e.version AS evaluated_version, r.id AS rollout_id, n.call_id, n.id AS node_id,
+              n.length AS tokens, r.exclude_reason AS why,
+              CASE WHEN owner.state IN ('held', 'done') THEN owner.rejected ELSE 0 END AS rejected,
+              CASE WHEN g.evaluation_id IS NOT NULL THEN 'evaluation'
+                   WHEN c.kind = 'auxiliary' THEN 'auxiliary'
+                   WHEN c.status IS DISTINCT FROM 'complete' THEN 'incomplete'
+                   WHEN r.state <> 'settled' THEN 'open'
+                   WHEN r.exclude_reason IS NOT NULL AND r.outcome = 'evaluator' THEN 'excluded_evaluator'
+                   WHEN r.exclude_reason IS NOT NULL THEN 'excluded_infrastructure'
+                   WHEN g.outcome IS NULL THEN 'open'
+                   WHEN g.outcome <> 'trained' THEN g.outcome
+                   WHEN r.drop_reason IS NOT NULL THEN r.drop_reason
+                   WHEN owner.state IN ('held', 'done') THEN 'trained'
+                   WHEN owner.sample_id IS NOT NULL THEN 'queued'
+                   WHEN c.ended_at > g.settled_at THEN 'late'
+                   ELSE 'not_kept' END AS fate
+         FROM (SELECT id, rollout_id, call_id, length FROM nodes WHERE kind = 'generated'
+               UNION ALL
+               -- Tokens of a call that broke off before its node was written.
+               SELECT NULL, rollout_id, id, completion_tokens FROM calls
+                WHERE completion_tokens > 0
+                  AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.call_id = calls.id AND nodes.kind = 'generated')) AS n
+         JOIN rollouts r ON r.id = n.rollout_id
+         JOIN groups g ON g.id = r.group_id
+         LEFT JOIN calls c ON c.id = n.call_id
+         LEFT JOIN steps s ON s.id = g.step_id
+         LEFT JOIN evaluations e ON e.id = g.evaluation_id
+         LEFT JOIN LATERAL (
+              SELECT samples.id AS sample_id, m.state,
+                     COALESCE((m.metrics -> 'rejected_by_node' ->> n.id::text)::int, 0) AS rejected
+                FROM samples LEFT JOIN micro_batches m ON m.id = samples.micro_batch_id
+               WHERE samples.rollout_id = r.id AND n.id = ANY (samples.owned_nodes) LIMIT 1) AS owner ON true) AS whole
+ CROSS JOIN LATERAL (
+       SELECT whole.fate, whole.tokens - whole.rejected AS tokens WHERE whole.tokens > whole.rejected
+       UNION ALL
+       SELECT 'rejected', whole.rejected WHERE whole.rejected > 0) AS part;
+
+-- How often the clip took a gradient away, by step and by the length of the sequence: `below` is a power of two that
+-- the targets of its branch (its rollout, under objective.ratio = 'rollout') stay below.
+CREATE VIEW clip_by_length AS
+SELECT run_id, index AS step, key::int AS below, (value ->> 0)::bigint AS clipped, (value ->> 1)::bigint AS targets,
+       (value ->> 0)::float8 / NULLIF((value ->> 1)::bigint, 0) AS clip_fraction
+  FROM steps CROSS JOIN LATERAL jsonb_each(COALESCE(metrics -> 'clip_by_length', '{}'));
 
 -- One row a step.
 CREATE VIEW step_summary AS
 SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
-       g.groups, g.groups_trained, g.groups_no_variance, g.groups_too_few_valid,
-       r.rollouts, r.settled, r.valid, r.excluded, r.mean_reward, r.success, s.n_valid,
+       g.groups, g.groups_trained, g.groups_no_variance, g.groups_low_variance, g.groups_too_few_valid,
+       r.rollouts, r.settled, r.valid, r.excluded, r.stale, r.mean_reward, r.success, s.n_valid,
        c.calls, c.sampled_tokens, c.prompt_tokens, c.cached_tokens,
        m.micro_batches, m.micro_batches_waiting, m.tokens AS trained_tokens, m.targets AS trained_targets,
        m.train_attempts, m.logprob_diff, m.logprob_diff_max,
+       (s.metrics ->> 'mismatch_kl')::float8 AS mismatch_kl, (s.metrics ->> 'mean_ratio')::float8 AS mean_ratio,
+       (s.metrics ->> 'clip_fraction')::float8 AS clip_fraction,
+       (s.metrics ->> 'rejected_fraction')::float8 AS rejected_fraction,
        s.started_at, s.rollouts_done_at, s.trained_at, s.published_at,
        EXTRACT(epoch FROM s.rollouts_done_at - s.started_at)::float8 AS rollouts_s,
        EXTRACT(epoch FROM s.trained_at - s.rollouts_done_at)::float8 AS training_after_rollouts_s,
@@ -167,11 +199,13 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
  CROSS JOIN LATERAL (
        SELECT count(*) AS groups, count(*) FILTER (WHERE outcome = 'trained') AS groups_trained,
               count(*) FILTER (WHERE outcome = 'no_variance') AS groups_no_variance,
+              count(*) FILTER (WHERE outcome = 'low_variance') AS groups_low_variance,
               count(*) FILTER (WHERE outcome = 'too_few_valid') AS groups_too_few_valid
          FROM groups WHERE groups.step_id = s.id) AS g
  CROSS JOIN LATERAL (
        SELECT count(*) AS rollouts, count(*) FILTER (WHERE x.state = 'settled') AS settled, count(x.reward) AS valid,
-              count(x.exclude_reason) AS excluded, avg(x.reward) AS mean_reward,
+              count(x.exclude_reason) AS excluded, count(*) FILTER (WHERE x.drop_reason = 'stale') AS stale,
+              avg(x.reward) AS mean_reward,
               avg((x.reward >= 1)::int)::float8 AS success
          FROM rollouts x JOIN groups y ON y.id = x.group_id WHERE y.step_id = s.id) AS r
  CROSS JOIN LATERAL (

@@ -50,7 +50,7 @@ class PackedBatch:
     `ids` int64 [T]. `positions` int64 [P] are the row positions that predict targets, each once and ascending, and
     `temperatures` [P] those of sampling there. Target n of N, in the order of their predictors: `predictors` int64 [N]
     is its index into `positions`, `target_ids` its token, `behaviour` its log-prob under the policy that sampled it,
-    `sample` int64 [N] the index of the sample that owns it.
+    `sample` int64 [N] the index of the sample that owns it, `nodes` int64 [N] the row of its node (-1: it has none).
     """
 
     row: TreeRow
@@ -61,6 +61,7 @@ class PackedBatch:
     target_ids: NDArray[np.int64]
     behaviour: NDArray[np.float32]
     sample: NDArray[np.int64]
+    nodes: NDArray[np.int64]
     samples: tuple[SampleHead, ...]
 
 
@@ -85,6 +86,7 @@ def pack_rows(rows: MicroBatchRows) -> PackedBatch:
     tokens: list[NDArray[np.int64]] = []
     behaviour: list[NDArray[np.float32]] = []
     counts: list[int] = []
+    owners: list[NDArray[np.int64]] = []
     for sample in rows.samples:
         owned = _owned(sample, nodes)
         for node in owned:
@@ -96,6 +98,7 @@ def pack_rows(rows: MicroBatchRows) -> PackedBatch:
             before.append(predictors)
             tokens.append(ids[first : first + node.length])
             behaviour.append(_behaviour(sample, node))
+            owners.append(np.full(node.length, node.id, np.int64))
         counts.append(sum(node.length for node in owned))
     return _batch(
         TreeRow.joined(lengths, parents),
@@ -104,6 +107,7 @@ def pack_rows(rows: MicroBatchRows) -> PackedBatch:
         np.concatenate(tokens),
         np.concatenate(behaviour),
         np.repeat(np.arange(len(counts)), counts),
+        np.concatenate(owners),
         [s.temperature for s in rows.samples],
         [SampleHead(s.rollout_id, s.n_tokens, s.n_targets, s.advantage, s.rollout_targets) for s in rows.samples],
     )
@@ -168,6 +172,7 @@ def pack_samples(samples: Sequence[TrainSample]) -> PackedBatch:
         ids[targets],
         np.concatenate([s.behaviour for s in samples]),
         np.repeat(np.arange(len(samples)), [len(s.targets) for s in samples]),
+        np.full(len(targets), -1, np.int64),
         [s.temperature for s in samples],
         [SampleHead(s.rollout_id, len(s.ids), len(s.targets), s.advantage, s.rollout_targets) for s in samples],
     )
@@ -180,6 +185,7 @@ def _batch(
     tokens: NDArray[np.int64],
     behaviour: NDArray[np.float32],
     sample: NDArray[np.int64],
+    nodes: NDArray[np.int64],
     temperatures: Sequence[float],
     heads: Sequence[SampleHead],
 ) -> PackedBatch:
@@ -197,6 +203,7 @@ def _batch(
         target_ids=tokens[order],
         behaviour=behaviour[order].astype(np.float32, copy=False),
         sample=sample,
+        nodes=nodes[order],
         samples=tuple(heads),
     )
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre.objective import LossResult
@@ -49,6 +51,8 @@ class MicroBatchMetrics:
     """Of the penalty of objective.kl, before its coefficient."""
     clip_by_length: dict[str, list[int]] = field(default_factory=dict)
     """Targets of a sequence, as a power of two they stay below -> [clipped targets, targets]."""
+    rejected_by_node: dict[str, int] = field(default_factory=dict)
+    """Of a micro-batch only: row of a node -> its rejected targets (the view token_accounting reads it)."""
 
     def to_json(self) -> dict[str, Any]:
         """The sums, and beside them the figures a person reads. Infinities (of no sequence) are left out."""
@@ -86,8 +90,9 @@ def measure(
     tokens: int,
     branch_tokens: int = 0,
     seconds: float = 0.0,
+    nodes: NDArray[np.int64] | None = None,
 ) -> MicroBatchMetrics:
-    """Metrics of a micro-batch from its loss and log-probs [N]."""
+    """Metrics of a micro-batch from its loss and log-probs [N]; `nodes` [N] are the rows of its targets' nodes."""
     difference = logprobs.detach().double() - behaviour.double()
     absolute = difference.abs()
     clipped = torch.bincount(result.sequence[result.clipped], minlength=len(result.counts))
@@ -116,7 +121,13 @@ def measure(
         truncated_targets=int(result.truncated.sum()),
         kl_sum=result.kl.sum(dtype=torch.float64).item(),
         clip_by_length=by_length,
+        rejected_by_node={} if nodes is None else _count(nodes[(~result.kept).cpu().numpy()]),
     )
+
+
+def _count(nodes: NDArray[np.int64]) -> dict[str, int]:
+    found, counts = np.unique(nodes, return_counts=True)
+    return {str(node): int(n) for node, n in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
 _COUNTS = (

@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from torch import Tensor
 
 from gyre.config import RunConfig
+from gyre.objective import divisor
 from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.store.queries import LedgerError
@@ -267,6 +268,7 @@ class Replica:
         with transaction(self.engine) as session:
             step = queries.step_row(session, step_id)
             made = queries.weight_version(session, self.run_id, step.index + 1)
+            targets = queries.step_targets(session, step_id)
         if made is not None:
             self.load(made.version)
             return {"version": made.version, "checkpoint": made.checkpoint, "metrics": step.metrics}
@@ -277,13 +279,15 @@ class Replica:
             self._check_ledger(step_id)
             if self.held and not step.n_valid:
                 raise CommandError(f"step {step.index} of {step.run_id} has micro-batches but no valid rollout")
-            self._taken = (step_id, self.trainer.optimizer_step(step.n_valid if self.held else 0))
+            by = divisor(self.settings.run.objective, step.n_valid, targets)
+            self._taken = (step_id, self.trainer.optimizer_step(by if self.held else 0))
         result = self._taken[1]
         folder = self.trainer.save(self.settings.checkpoints, self.run_id, step_id)
         try:
             with transaction(self.engine) as session:
                 parts = queries.held_metrics(session, step_id, self.settings.incarnation)
-                metrics = _step_metrics(parts, step.n_valid, result)
+                by = divisor(self.settings.run.objective, step.n_valid, targets)
+                metrics = _step_metrics(parts, step.n_valid, by, result)
                 queries.finish_step(
                     session, step_id, result.version, metrics, str(folder), holder=self.settings.incarnation
                 )
@@ -355,11 +359,11 @@ class Replica:
         self._pushed = None
 
 
-def _step_metrics(parts: Mapping[int, dict[str, Any]], n_valid: int, result: StepResult) -> dict[str, Any]:
+def _step_metrics(parts: Mapping[int, dict[str, Any]], n_valid: int, by: int, result: StepResult) -> dict[str, Any]:
     whole = combine(MicroBatchMetrics.from_json(p) for p in parts.values())
     return {
         **whole.to_json(),
-        "loss": whole.loss / max(n_valid, 1),
+        "loss": whole.loss / max(by, 1),
         "micro_batches": len(parts),
         "n_valid": n_valid,
         "grad_norm": result.grad_norm,

@@ -9,7 +9,7 @@ import ctypes
 import gc
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.metrics import MicroBatchMetrics, measure
 from gyre.training.model import Policy, load_policy
 from gyre.training.optimizer_state import export_state, import_state
+from gyre.training.reference import FrozenReference
 from gyre.training.streaming import NonFiniteError, StreamingStep
 from gyre.training.weights import read_hf_weights
 
@@ -44,8 +45,8 @@ class StepResult:
 class Trainer:
     """Loads a policy, accumulates gradients of micro-batches, takes optimizer steps.
 
-    The accumulator holds the gradient of R times the step's loss, in float32, so that accumulators of several replicas
-    add up; `optimizer_step(R)` divides once.
+    The accumulator holds the gradient of the step's loss times its divisor D (`gyre.objective.loss`), in float32, so
+    that accumulators of several replicas add up; `optimizer_step(D)` divides once.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class Trainer:
         self.stream.begin()
         self.version: int | None = None
         self.asleep = False
+        # Before `load`: what is in the policy now are the run's first weights.
+        frozen = objective.kl != "none" and objective.kl_reference == "initial"
+        self.reference = FrozenReference(self.policy) if frozen else None
 
     def load(self, version: int, source: Path | Mapping[str, Tensor]) -> None:
         """Take weights, and the optimizer's state where the source has one, as `version`; empties the accumulator.
@@ -122,7 +126,6 @@ class Trainer:
             ids=torch.from_numpy(batch.target_ids).to(device),
             chunk=self.settings.logprob_chunk,
         )
-        targets = self._targets(batch, device)
         ids = torch.from_numpy(batch.ids).to(device)
         apart = sum(s.n_tokens for s in batch.samples)
 
@@ -132,13 +135,22 @@ class Trainer:
         def loss(found: TargetLogprobs) -> tuple[Tensor, MicroBatchMetrics]:
             logprobs, entropies = found
             result = policy_loss(logprobs, targets, self.objective)
-            metrics = measure(result, logprobs, targets.behaviour, entropies, tokens=len(ids), branch_tokens=apart)
+            metrics = measure(
+                result,
+                logprobs,
+                targets.behaviour,
+                entropies,
+                tokens=len(ids),
+                branch_tokens=apart,
+                nodes=batch.nodes,
+            )
             if not math.isfinite(metrics.abs_difference_sum):
                 # A ratio of zero would hide it: the loss stays finite.
                 raise NonFiniteError("log-probs of trainer or sampler are not finite")
             return result.loss, metrics
 
         try:
+            targets = self._targets(batch, device, self._reference_logprobs(forward))
             metrics = self.stream.micro_batch(forward, loss)
             self.stream.check_finite()
         except NonFiniteError as error:
@@ -150,18 +162,31 @@ class Trainer:
         metrics.seconds = time.perf_counter() - started
         return metrics
 
-    def _targets(self, batch: PackedBatch, device: torch.device) -> Targets:
+    def _reference_logprobs(self, forward: Callable[[Policy], TargetLogprobs]) -> Tensor | None:
+        """Log-probs [N] of the targets under the frozen reference policy, where the objective has one."""
+
+        def read(found: TargetLogprobs) -> tuple[Tensor, Tensor]:
+            return found.logprobs.sum(), found.logprobs.detach()
+
+        if self.reference is None:
+            return None
+        with self.reference.in_place():
+            return self.stream.micro_batch(forward, read, train=False)
+
+    def _targets(self, batch: PackedBatch, device: torch.device, reference: Tensor | None) -> Targets:
         unit, firsts = torch.from_numpy(batch.sample), list(batch.samples)
         if self.objective.ratio == "rollout":
             names = [s.rollout_id for s in batch.samples]
             units = list(dict.fromkeys(names))
             unit = torch.tensor([units.index(n) for n in names])[unit]
             firsts = [batch.samples[names.index(u)] for u in units]
+        weights = [target_weight(self.objective, s.rollout_targets) for s in firsts]
         return Targets(
             behaviour=torch.from_numpy(batch.behaviour).to(device),
             sequence=unit.to(device),
-            advantage=torch.tensor([s.advantage for s in firsts], device=device),
-            weight=torch.tensor([target_weight(self.objective, s.rollout_targets) for s in firsts], device=device),
+            advantage=torch.tensor([s.advantage for s in firsts], dtype=torch.float64).to(device),
+            weight=torch.tensor(weights, dtype=torch.float64).to(device),
+            reference=None if reference is None else reference.to(device),
         )
 
     def gradient(self) -> Tensor:
@@ -199,15 +224,15 @@ class Trainer:
         optimizer = self.settings.optimizer
         return optimizer.lr * min(1.0, (self._loaded() + 1) / (optimizer.warmup_steps + 1))
 
-    def optimizer_step(self, n_valid: int) -> StepResult:
-        """Divide by R = `n_valid`, clip, step, empty the accumulator: the version rises by one.
+    def optimizer_step(self, divisor: int) -> StepResult:
+        """Divide by D = `divisor`, clip, step, empty the accumulator: the version rises by one.
 
-        With `n_valid` = 0 no rollout gave a gradient: the weights stay and the version rises all the same. Raises
+        With 0 no rollout gave a gradient: the weights stay and the version rises all the same. Raises
         NonFiniteError, before any weight changes.
         """
         rate, norm = self.learning_rate(), 0.0
-        if n_valid > 0:
-            norm = self.stream.finish(n_valid, rate)
+        if divisor > 0:
+            norm = self.stream.finish(divisor, rate)
         self.stream.begin()
         self.version = self._loaded() + 1
         return StepResult(self.version, norm, rate)

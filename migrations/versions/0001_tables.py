@@ -155,7 +155,8 @@ def upgrade() -> None:
         sa.Column("reward_std", sa.Double(), nullable=True),
         sa.Column("settled_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
-            "outcome IN ('trained', 'no_variance', 'too_few_valid', 'evaluation')", name=op.f("ck_groups_outcome_known")
+            "outcome IN ('trained', 'no_variance', 'low_variance', 'too_few_valid', 'evaluation')",
+            name=op.f("ck_groups_outcome_known"),
         ),
         sa.CheckConstraint("state IN ('open', 'settled', 'handed_out')", name=op.f("ck_groups_state_known")),
         sa.CheckConstraint("(step_id IS NULL) <> (evaluation_id IS NULL)", name=op.f("ck_groups_one_parent")),
@@ -209,6 +210,7 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), server_default="pending", nullable=False),
         sa.Column("outcome", sa.Text(), nullable=True),
         sa.Column("exclude_reason", sa.Text(), nullable=True),
+        sa.Column("drop_reason", sa.Text(), nullable=True),
         sa.Column("min_version", sa.Integer(), nullable=False),
         sa.Column("temperature", sa.Double(), nullable=False),
         sa.Column("harness", sa.Text(), nullable=False),
@@ -239,6 +241,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "state IN ('pending', 'running', 'scoring', 'settled')", name=op.f("ck_rollouts_state_known")
         ),
+        sa.CheckConstraint("drop_reason IN ('stale')", name=op.f("ck_rollouts_drop_reason_known")),
         sa.CheckConstraint("exclude_reason IS NULL OR reward IS NULL", name=op.f("ck_rollouts_excluded_has_no_reward")),
         sa.ForeignKeyConstraint(["group_id"], ["groups.id"], name=op.f("fk_rollouts_group_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_rollouts_run_id")),

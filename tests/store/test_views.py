@@ -117,7 +117,7 @@ def test_every_sampled_token_has_one_fate(engine: Engine) -> None:
         "not_kept": 3,
         "auxiliary": 2,
         "incomplete": 4 + 11,
-        "excluded": 6 + 3,
+        "excluded_evaluator": 6 + 3,
         "no_variance": 4,
         "too_few_valid": 1,
         "open": 16,

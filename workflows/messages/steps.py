@@ -59,7 +59,7 @@ class HandOut:
 class HandedOut:
     """What a settled group gave: `tokens` are packed tokens of its micro-batches, 0 without a gradient."""
 
-    outcome: str  # trained | no_variance | too_few_valid
+    outcome: str  # trained | no_variance | low_variance | too_few_valid
     n_valid: int
     samples: int
     micro_batches: int

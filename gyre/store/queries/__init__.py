@@ -42,7 +42,7 @@ from gyre.store.queries.rollouts import (
 from gyre.store.queries.rows import MissingRow
 from gyre.store.queries.runs import create_run, run_row, set_run_state
 from gyre.store.queries.samples import MicroBatchRows, NodeRow, SampleRow, micro_batch_rows, trees
-from gyre.store.queries.steps import close_step, finish_step, oldest_unfinished_step, open_step, step_row
+from gyre.store.queries.steps import close_step, finish_step, oldest_unfinished_step, open_step, step_row, step_targets
 from gyre.store.queries.versions import (
     add_weight_version,
     newest_version,
@@ -106,6 +106,7 @@ __all__ = [
     "step_groups",
     "step_progress",
     "step_row",
+    "step_targets",
     "trees",
     "upsert_cell",
     "weight_version",

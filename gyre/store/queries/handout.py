@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from gyre.store.models import Group, MicroBatch, Rollout, Sample
 from gyre.store.queries.rows import the_row
 
-GroupOutcome = Literal["trained", "no_variance", "too_few_valid", "evaluation"]
+GroupOutcome = Literal["trained", "no_variance", "low_variance", "too_few_valid", "evaluation"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,24 @@ def settle_group(
     if advantages:
         session.execute(update(Rollout), [{"id": r, "advantage": a} for r, a in advantages.items()])
     return True
+
+
+def oldest_versions(session: Session, node_ids: Sequence[int]) -> dict[str, int]:
+    """The oldest policy version that sampled a token of these generated nodes, by rollout."""
+    return {row.rollout_id: row.oldest for row in session.execute(_OLDEST, {"nodes": list(node_ids)})}
+
+
+def drop_stale(session: Session, rollout_ids: Sequence[str]) -> None:
+    """Note that these rollouts' tokens are too old to be trained."""
+    if rollout_ids:
+        session.execute(update(Rollout).where(Rollout.id.in_(rollout_ids)).values(drop_reason="stale"))
+
+
+_OLDEST = text("""
+    SELECT n.rollout_id, min((span ->> 0)::int) AS oldest
+      FROM nodes n CROSS JOIN LATERAL jsonb_array_elements(n.version_spans) AS span
+     WHERE n.id = ANY (:nodes) GROUP BY n.rollout_id
+""")
 
 
 def add_samples(session: Session, step_id: int, samples: Sequence[NewSample]) -> list[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from gyre.store.models import Group, MicroBatch, Rollout, Step
+from gyre.store.models import Group, MicroBatch, Rollout, Sample, Step
 from gyre.store.queries.ledger import LedgerError
 from gyre.store.queries.rows import the_row
 from gyre.store.queries.versions import add_weight_version
@@ -32,10 +32,11 @@ def oldest_unfinished_step(session: Session, run_id: str) -> int | None:
     return session.scalars(query).first()
 
 
-def close_step(session: Session, step_id: int) -> int:
+def close_step(session: Session, step_id: int, denominator: Literal["trained", "valid"] = "trained") -> int:
     """Close a step whose groups are all handed out, and fix R. Idempotent.
 
-    Returns R, the rollouts with a valid reward in groups that give a gradient: the denominator of the step's loss.
+    Returns R, the denominator of a loss that is averaged over rollouts: those whose tokens are trained (a valid reward,
+    in a group that gives a gradient, not too old), or all `valid` ones: those with a reward.
     Raises ValueError while a group is open.
     """
     step = the_row(session, Step, step_id, lock=True)
@@ -48,13 +49,20 @@ def close_step(session: Session, step_id: int) -> int:
         select(func.count())
         .select_from(Rollout)
         .join(Group)
-        .where(Group.step_id == step_id, Group.outcome == "trained", Rollout.reward.is_not(None))
+        .where(Group.step_id == step_id, Rollout.reward.is_not(None))
     )
+    if denominator == "trained":
+        valid = valid.where(Group.outcome == "trained", Rollout.drop_reason.is_(None))
     step.n_valid = session.scalars(valid).one()
     step.state = "closed"
     step.rollouts_done_at = session.scalar(select(func.clock_timestamp()))
     session.flush()
     return step.n_valid
+
+
+def step_targets(session: Session, step_id: int) -> int:
+    """Targets over all samples of the step: the denominator of a loss that is averaged over tokens."""
+    return session.scalars(select(func.coalesce(func.sum(Sample.n_targets), 0)).where(Sample.step_id == step_id)).one()
 
 
 def finish_step(
