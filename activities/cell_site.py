@@ -91,6 +91,7 @@ class CellSite:
                     routable=serves,
                     serving_version=engine.version if engine.ready.is_set() else None,
                     max_running=self.run.serving.max_running,
+                    kv_tokens=self.run.serving.kv_tokens,
                     engine_incarnation=engine.incarnation,
                     trainer_incarnation=self.trainer.incarnation,
                 )

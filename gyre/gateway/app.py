@@ -206,9 +206,9 @@ class Gateway:
             body = await _body(http)
             session = await self.calls.session(token)
             request = self.dialect.normalise(anthropic_messages.parse_count(body, self.run.policy.name))
+            planned = plan(session.tree, self.calls.policy, request, self.dialect.hint(http.headers, request))
         except GatewayError as error:
             return _error(error, anthropic_messages)
-        planned = plan(session.tree, self.calls.policy, request, self.dialect.hint(http.headers, request))
         return Response(anthropic_messages.token_count(planned.prompt_length), media_type="application/json")
 
     async def hello(self, _: HttpRequest) -> Response:

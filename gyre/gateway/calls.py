@@ -11,31 +11,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from gyre.config import SamplingConfig, ServingConfig
-from gyre.gateway.conversation import Plan, plan, prompt_thinking
+from gyre.gateway.conversation import Plan, opening_of, plan, prompt_thinking
 from gyre.gateway.dialect import PLAIN, Dialect, Hint
 from gyre.gateway.engine import EngineBroken, EngineClient, EngineRefused
 from gyre.gateway.errors import GatewayError, context_overflow
 from gyre.gateway.generation import Answer, Ask, generate
 from gyre.gateway.messages import Request
 from gyre.gateway.metrics import Metrics
+from gyre.gateway.nodes import Node
+from gyre.gateway.placing import Sampled, place
 from gyre.gateway.policy import Policy
 from gyre.gateway.recorder import Recorder, storable
 from gyre.gateway.result import Result
 from gyre.gateway.routing import Router
 from gyre.gateway.session import OPEN_STATES, Session, load_session, reply_to_json
-from gyre.gateway.tree import Node, Turn
+from gyre.gateway.tree import Turn
 from gyre.store.gateway_queries import CallWrite, RolloutFacts, rollouts_by_token
-from gyre.store.tokens import pack_ids, pack_logprobs
 
 log = logging.getLogger(__name__)
 
 # Seconds that a call goes on after its last client left, so that a quick retry can join it.
 JOIN_GRACE_S = 0.5
-# Seconds for which a rollout's state is believed; the sweep renews it more often.
-STATE_FRESH_S = 3.0
 
 
 class LiveCall:
@@ -116,19 +113,31 @@ class Calls:
         """The session of the rollout with this token. Raises GatewayError where it is unknown or over."""
         now = asyncio.get_running_loop().time()
         session = self.sessions.get(token)
-        if session is not None and now - session.checked_at < STATE_FRESH_S:
+        if session is not None and session.fresh(now):
             return session
         async with self._loading.setdefault(token, asyncio.Lock()):
             session = self.sessions.get(token)
-            if session is not None and now - session.checked_at < STATE_FRESH_S:
+            if session is not None and session.fresh(now):
                 return session
             found = await self._recorder.retried(lambda: rollouts_by_token(self._recorder.engine, [token]))
             facts = self._check(found.get(token), token)
             if session is None:
-                session = await self._recorder.retried(lambda: load_session(self._recorder.engine, facts, now))
+                session = await self._load(facts)
                 self.sessions[token] = session
+            elif session.stale:
+                async with session.recording:
+                    await self._renew(session)
             session.facts, session.checked_at = facts, now
             return session
+
+    async def _load(self, facts: RolloutFacts) -> Session:
+        now = asyncio.get_running_loop().time()
+        return await self._recorder.retried(lambda: load_session(self._recorder.engine, facts, now, self.dialect))
+
+    async def _renew(self, session: Session) -> None:
+        """Read a rollout's tree anew, where a commit may or may not have happened. Under its `recording` lock."""
+        if session.stale:
+            session.renew(await self._load(session.facts))
 
     def _check(self, facts: RolloutFacts | None, token: str) -> RolloutFacts:
         if facts is None:
@@ -166,7 +175,8 @@ class Calls:
 
     def submit(self, session: Session, request: Request, body: bytes, hint: Hint) -> LiveCall:
         """The call for `request`: a new one, or one with the same bytes that is not delivered yet. Comes attached."""
-        key = hashlib.sha256(body).hexdigest()
+        # Two agents that say the same at the same time are two calls.
+        key = hashlib.sha256(hint.agent.encode() + b"\0" + body if hint.agent else body).hexdigest()
         call = session.live.get(key)
         if call is not None and not _failed(call.task):
             self.metrics.joined.inc()
@@ -185,9 +195,10 @@ class Calls:
         seq, session.next_seq = session.next_seq, session.next_seq + 1
         self.metrics.running.inc()
         status = "failed"
+        call_id: int | None = None
         try:
             call_id = await self._recorder.new_id("calls")
-            planned = plan(session.tree, self.policy, request, hint)
+            planned = plan(session.tree, self.policy, request, hint, session.kinds)
             begin = self._begin(session, request, key, seq, call_id, planned, started)
             result = await self._answer(live, request, planned, begin, clock)
             status = "complete"
@@ -202,6 +213,10 @@ class Calls:
             log.error("call %d of %s failed: %s", seq, session.facts.id, error)
             raise GatewayError("internal", f"The engine's answer cannot be used: {error}") from error
         finally:
+            if call_id is not None:
+                session.begun.pop(call_id, None)
+                if status != "complete":
+                    session.kinds.drop(call_id)
             self.metrics.running.dec()
             self.metrics.calls.labels(request.api, status).inc()
 
@@ -213,21 +228,22 @@ class Calls:
         room = self.policy.context - planned.prompt_length
         if room < 1:
             end = {"status": "refused", "finish_reason": "context_overflow", "cells": [], "ended_at": _now()}
-            await self._recorder.write(CallWrite(call_id, begin, [], end))
+            await self._recorder.write(CallWrite(call_id, begin, [], end, kinds=planned.verdict.changes))
             raise context_overflow(planned.prompt_length, self.policy.context)
-        began = self._recorder.post(CallWrite(call_id, begin))
+        began = self._recorder.post(CallWrite(call_id, begin, kinds=planned.verdict.changes))
         if planned.fork_reason is not None:
             self.metrics.forks.labels(planned.fork_reason).inc()
         ask = Ask(
             rollout_id=session.facts.id,
             min_version=session.facts.min_version,
-            prompt=planned.prompt_ids(),
+            prompt=session.texts.of(planned),
+            prompt_tokens=planned.prompt_length,
             max_tokens=min(room, self._sampling.max_tokens, request.max_tokens or room),
             temperature=session.facts.temperature,
             top_p=self._sampling.top_p,
             stop_ids=self.policy.stop_ids,
             stopped=self.policy.stopped(request.stop),
-            preferred=None if planned.turn is None else planned.turn.cell,
+            preferred=session.last_cell if planned.turn is None else planned.turn.cell,
         )
         answer = Answer()
         asked = time.perf_counter()
@@ -235,38 +251,42 @@ class Calls:
             await generate(ask, answer, self.router, self.engines, self.metrics)
         except BaseException:
             # What was sampled is kept, marked so that it is never trained.
-            await asyncio.shield(self._record_incomplete(planned, begin, began, answer))
+            await asyncio.shield(self._record(session, planned, begin, began, answer, {"status": "incomplete"}))
             raise
         live.committing = True
         generated = time.perf_counter()
         assert answer.finish is not None
-        reply = self.policy.reply(ask.prompt, answer.ids, request.tools, request.parse_tool_calls, request.stop)
-        nodes, prompt, leaf = await self._nodes(planned, begin, answer)
+        tail = planned.new_ids if planned.twin is None else planned.twin.prompt.ids
+        reply = self.policy.reply(tail, answer.ids, request.tools, request.parse_tool_calls, request.stop)
+        said = {"status": "complete", "response": storable(reply_to_json(reply))}
+        prompt, leaf = await self._record(session, planned, begin, began, answer, said)
         assert leaf is not None
-        end = {"status": "complete", "leaf_id": leaf.id, "response": storable(reply_to_json(reply)), **_facts(answer)}
-        await self._recorder.write(CallWrite(call_id, _unless_written(began, begin), nodes, end))
+        parent = None if planned.turn is None else session.tree.by_call[planned.turn.call_id]
         turn = Turn(
             call_id=call_id,
             seq=begin["seq"],
-            parent=planned.turn,
+            parent=parent,
             messages=tuple(replace(m, raw=None) for m in planned.messages),
             reply=reply,
-            tools_key=request.tools_key,
+            tools_key=request.tools_key if parent is None else parent.tools_key,
             prompt=prompt,
             generated=leaf,
-            prompt_thinking=prompt_thinking(planned.turn, planned.messages, prompt),
-            kind=planned.kind,
+            prompt_thinking=prompt_thinking(parent, planned.messages, prompt),
+            kind=begin["kind"],
             cell=answer.cells[-1],
             request_hash=begin["request_hash"],
             finish_reason=answer.finish,
-            new_tokens=len(planned.new_ids),
+            new_tokens=planned.tokenised,
             cached_tokens=answer.cached_tokens or 0,
             created=int(begin["started_at"].timestamp()),
+            agent=planned.agent,
+            told=planned.verdict.told,
         )
         session.tree.add(turn)
-        # What a turn goes on from was delivered.
-        if planned.turn is not None:
-            session.undelivered.pop(planned.turn.request_hash, None)
+        session.last_cell = turn.cell
+        session.texts.keep(call_id, ask.prompt, answer.ids, None if planned.anchor is None else planned.anchor.call_id)
+        if parent is not None:  # what a turn goes on from was delivered
+            session.undelivered.pop(parent.request_hash, None)
         self._count(planned, answer, total=time.perf_counter() - clock, engine=generated - asked)
         return Result.of(turn)
 
@@ -280,54 +300,59 @@ class Calls:
         }
         if planned.turn is None:
             record |= {"tools": list(request.tools), "tools_key": request.tools_key}
-        return {
+            session.kinds.add(opening_of(call_id, planned, request))
+        if planned.verdict.told:
+            record["told"] = True
+        session.change_kinds(planned.verdict.changes)
+        session.begun[call_id] = begin = {
             "id": call_id,
             "rollout_id": session.facts.id,
             "seq": seq,
             "api": request.api,
             "status": "running",
             "kind": planned.kind,
+            "agent": planned.agent,
             "parent_call_id": None if planned.turn is None else planned.turn.call_id,
             "fork_reason": planned.fork_reason,
             "request_hash": key,
             "request": storable(record),
             "prompt_tokens": planned.prompt_length,
-            "new_tokens": len(planned.new_ids),
+            "new_tokens": planned.tokenised,
             "started_at": started,
         }
+        return begin
 
-    async def _nodes(
-        self, planned: Plan, begin: dict[str, Any], answer: Answer
-    ) -> tuple[list[dict[str, Any]], Node, Node | None]:
-        """Rows to write, the prompt's node, and the generated node (None for an answer without a token)."""
-        rows: list[dict[str, Any]] = []
-        prompt = planned.prompt
-        if prompt is None:
-            start = 0 if planned.parent is None else planned.parent.end
-            prompt = Node(await self._recorder.new_id("nodes"), planned.parent, start, planned.new_ids)
-            rows.append(_row(prompt, begin, "prompt"))
-        if not answer.ids:
-            return rows, prompt, None
+    async def _record(
+        self, session: Session, planned: Plan, begin: dict[str, Any], began: asyncio.Future[None], answer: Answer,
+        end: dict[str, Any],
+    ) -> tuple[Node, Node | None]:  # fmt: skip
+        """Commit a call's end with its nodes, then change the tree. Returns the prompt's and the generated node."""
+        ids = [await self._recorder.new_id("nodes") for _ in range(3)]
+        common = {"rollout_id": begin["rollout_id"], "call_id": begin["id"]}
         if len(answer.ids) != len(answer.logprobs) or not _cover(answer.spans, len(answer.ids)):
             raise GatewayError(
                 "internal",
                 f"{len(answer.ids)} ids with {len(answer.logprobs)} log-probs and version spans {answer.spans}",
             )
-        leaf = Node(await self._recorder.new_id("nodes"), prompt, prompt.end, np.asarray(answer.ids, np.int32))
-        rows.append(_row(leaf, begin, "generated", pack_logprobs(answer.logprobs), answer.spans))
-        return rows, prompt, leaf
-
-    async def _record_incomplete(
-        self, planned: Plan, begin: dict[str, Any], began: asyncio.Future[None], answer: Answer
-    ) -> None:
-        nodes, _, leaf = await self._nodes(planned, begin, answer)
-        end = {"status": "incomplete", "leaf_id": None if leaf is None else leaf.id, **_facts(answer)}
-        await self._recorder.write(CallWrite(begin["id"], _unless_written(began, begin), nodes, end))
+        async with session.recording:
+            await self._renew(session)
+            sampled = Sampled(answer.ids, answer.logprobs, answer.spans)
+            placing = place(session.tree, planned, sampled, ids, common)
+            write = CallWrite(begin["id"], None, placing.rows, {"leaf_id": placing.leaf_id, **end, **_facts(answer)})
+            write.splits = placing.splits
+            if not (began.done() and began.exception() is None):  # it is not in Postgres for certain
+                write.begin, write.kinds = begin, planned.verdict.changes
+            try:
+                await self._recorder.write(write)
+            except BaseException:
+                session.stale = True
+                raise
+            return placing.apply(complete=end["status"] == "complete")
 
     def _count(self, planned: Plan, answer: Answer, *, total: float, engine: float) -> None:
         tokens, seconds = self.metrics.tokens, self.metrics.seconds
         tokens.labels("prompt").inc(planned.prompt_length)
-        tokens.labels("new").inc(len(planned.new_ids))
+        tokens.labels("new").inc(planned.tokenised)
         tokens.labels("cached").inc(answer.cached_tokens or 0)
         tokens.labels("generated").inc(len(answer.ids))
         seconds.labels("total").observe(total)
@@ -345,28 +370,6 @@ class Calls:
 
 def _failed(task: asyncio.Task[Result]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _row(
-    node: Node, begin: dict[str, Any], kind: str, logprobs: bytes | None = None, spans: list[list[int]] | None = None
-) -> dict[str, Any]:
-    return {
-        "id": node.id,
-        "rollout_id": begin["rollout_id"],
-        "parent_id": None if node.parent is None else node.parent.id,
-        "call_id": begin["id"],
-        "kind": kind,
-        "start": node.start,
-        "length": len(node.ids),
-        "token_ids": pack_ids(node.ids),
-        "logprobs": logprobs,
-        "version_spans": spans,
-    }
-
-
-def _unless_written(began: asyncio.Future[None], begin: dict[str, Any]) -> dict[str, Any] | None:
-    """The beginning row, where it is not in Postgres for certain."""
-    return None if began.done() and began.exception() is None else begin
 
 
 def _facts(answer: Answer) -> dict[str, Any]:

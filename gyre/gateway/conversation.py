@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gyre.gateway.dialect import Hint
-from gyre.gateway.messages import Message, Request, common_prefix
-from gyre.gateway.policy import Ids, Policy
-from gyre.gateway.tree import Match, Node, Tree, Turn
+from gyre.gateway.kinds import Kinds, Opening, Verdict, system_of
+from gyre.gateway.messages import Message, Request
+from gyre.gateway.nodes import Ids, Node
+from gyre.gateway.policy import Policy
+from gyre.gateway.tree import Match, Tree, Turn
 
 NOTHING = Hint()
+EMPTY: Ids = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,62 +27,82 @@ class Plan:
     """The turn that it goes on from; None for a new root."""
     messages: tuple[Message, ...]
     """Its messages after that turn's reply."""
-    parent: Node | None
-    """The node that the new prompt ids hang under."""
+    anchor: Turn | None
+    """The turn whose ids the prompt keeps, the answer included; None where it shares none or only a part."""
     new_ids: Ids
-    """The prompt ids to add; empty where `prompt` is reused."""
-    prompt: Node | None
-    """The prompt node of an earlier, equal request."""
+    """The prompt's ids after the anchor's; empty where `twin` has the same prompt."""
+    twin: Turn | None
+    """An earlier, equal request."""
     fork_reason: str | None
-    kind: str
+    tokenised: int
+    """Tokens that were made from text for this call."""
     base: int
     """Messages that the turn's conversation holds already."""
+    agent: str = ""
+    verdict: Verdict = field(default_factory=lambda: Verdict("main"))
+
+    @property
+    def kind(self) -> str:
+        """Kind of the branch."""
+        return self.verdict.kind
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the whole prompt."""
-        if self.prompt is not None:
-            return self.prompt.end
-        return (0 if self.parent is None else self.parent.end) + len(self.new_ids)
+        if self.twin is not None:
+            return self.twin.prompt.end
+        return (0 if self.anchor is None else self.anchor.generated.end) + len(self.new_ids)
 
     def prompt_ids(self) -> Ids:
         """The whole prompt, int32[prompt_length]."""
-        if self.prompt is not None:
-            return self.prompt.tokens()
-        return self.new_ids if self.parent is None else np.concatenate([self.parent.tokens(), self.new_ids])
+        if self.twin is not None:
+            return self.twin.prompt.tokens()
+        return self.new_ids if self.anchor is None else np.concatenate([self.anchor.generated.tokens(), self.new_ids])
 
 
-def plan(tree: Tree, policy: Policy, request: Request, hint: Hint = NOTHING) -> Plan:
-    """Match `request` against `tree` and tokenise what is new. Changes nothing."""
+def plan(tree: Tree, policy: Policy, request: Request, hint: Hint = NOTHING, kinds: Kinds | None = None) -> Plan:
+    """Match `request` against `tree` and tokenise what is new. Changes nothing.
+
+    Raises GatewayError where the policy's template refuses the messages.
+    """
     tools_key = request.tools_key
-    match = tree.match(request.messages, tools_key)
-    reason = tree.fork_reason(match, request.messages, tools_key)
+    match = tree.match(request.messages, tools_key, hint.agent)
+    reason = tree.fork_reason(match, request.messages, tools_key, hint.agent)
     rest = request.messages[match.position :]
-    kind = hint.kind or _kind(tree, match, request, tools_key)
+    verdict = _verdict(tree, match, request, hint, kinds or Kinds())
+
+    def made(anchor: Turn | None, ids: Ids, why: str | None, tokenised: int, twin: Turn | None = None) -> Plan:
+        return Plan(match.turn, rest, anchor, ids, twin, why, tokenised, match.position, hint.agent, verdict)
+
     if reason == "resample":
-        twin = next(
-            t
-            for t in tree.children(match.turn)
-            if t.tools_key == tools_key and common_prefix(t.messages, rest) == len(rest) == len(t.messages)
-        )
-        empty = np.empty(0, np.int32)
-        return Plan(match.turn, rest, twin.prompt.parent, empty, twin.prompt, reason, kind, match.position)
+        twin = tree.twin(match, request.messages, tools_key, hint.agent)
+        if twin is not None:
+            return made(None, EMPTY, reason, 0, twin)
     if match.turn is None:
-        ids = np.asarray(policy.opening(rest, request.tools), np.int32)
-        return Plan(None, rest, None, ids, None, reason, kind, 0)
+        ids = _array(policy.opening(request.messages, request.tools))
+        return made(None, ids, reason, len(ids))
     new = _extend(policy, match.turn, rest, request.tools)
     if new is not None:
-        ids = np.asarray(new, np.int32)
-        return Plan(match.turn, rest, match.turn.generated, ids, None, reason, kind, match.position)
-    return _rerender(policy, match, rest, request, reason, kind)
+        return made(match.turn, _array(new), reason, len(new))
+    ids = _array(policy.opening(request.messages, request.tools))
+    anchor = _repeated(match.turn, ids)
+    after = ids if anchor is None else ids[anchor.generated.end :].copy()
+    why = reason or ("thinking_dropped" if match.turn.thinking else "bridge_refused")
+    return made(anchor, after, why, len(ids))
 
 
 def prompt_thinking(turn: Turn | None, messages: Sequence[Message], prompt: Node) -> bool:
     """Whether a prompt's branch holds reasoning, from its place in the tree: an extension has its turn's."""
-    last_user = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
-    if turn is not None and prompt.parent is turn.generated:
+    if turn is not None and prompt.follows() is turn.generated:
         return turn.thinking or any(m.reasoning for m in messages)
+    last_user = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
     return any(m.reasoning for m in messages[last_user + 1 :])  # rendered whole: the template keeps only the newest
+
+
+def opening_of(call_id: int, planned: Plan, request: Request) -> Opening:
+    """What is remembered of a call that begins a conversation."""
+    system, tools = system_of(request.messages), bool(request.tools)
+    return Opening(call_id, planned.kind, planned.agent, system, tools, planned.verdict.told)
 
 
 def _extend(policy: Policy, turn: Turn, rest: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int] | None:
@@ -87,15 +110,16 @@ def _extend(policy: Policy, turn: Turn, rest: Sequence[Message], tools: Sequence
 
     Assistant turns in `rest` were not sampled here (an edited or copied history): they are rendered as plain prompt.
     """
-    tail, completion = policy.tail(turn.prompt.ids), turn.generated.ids.tolist()
+    tail, completion = policy.tail_of(turn.prompt), turn.generated.ids.tolist()
     thinking = turn.thinking
     ids: list[int] = []
     at = 0
     while True:
         end = next((i for i in range(at, len(rest)) if rest[i].role == "assistant"), len(rest))
-        if end == at:
-            return None  # two assistant turns in a row: no template has that
-        new = policy.extension(tail, completion, rest[at:end], tools, thinking)
+        # An assistant turn right after another one, or at the end of the request: the policy speaks again.
+        new = (
+            policy.extension(tail, completion, rest[at:end], tools, thinking) if at < end else policy.again(completion)
+        )
         if new is None:
             return None
         ids += new
@@ -104,40 +128,32 @@ def _extend(policy: Policy, turn: Turn, rest: Sequence[Message], tools: Sequence
         completion = policy.foreign(rest[end], tools)
         ids += completion
         thinking = thinking or rest[end].reasoning is not None
-        tail = policy.tail(np.asarray(new, np.int32))
+        tail = policy.tail(new)
         at = end + 1
-        if at == len(rest):
-            return None  # ends on an assistant turn: a prefill, rendered as a whole
 
 
-def _rerender(
-    policy: Policy, match: Match, rest: Sequence[Message], request: Request, reason: str | None, kind: str
-) -> Plan:
-    """A prompt rendered as a whole, hung under the deepest node of the matched branch that it repeats id for id."""
-    assert match.turn is not None
-    ids = np.asarray(policy.opening(request.messages, request.tools), np.int32)
-    parent: Node | None = None
-    for node in match.turn.generated.path():
-        # Strictly shorter: a prompt node holds at least one token.
+def _repeated(turn: Turn, ids: Ids) -> Turn | None:
+    """The deepest turn of a branch that a prompt rendered as a whole repeats id for id, its answer included."""
+    line: dict[Node, Turn] = {}
+    at: Turn | None = turn
+    while at is not None:
+        line[at.generated] = at
+        at = at.parent
+    deepest: Turn | None = None
+    for node in turn.generated.path():
+        # Strictly shorter: a prompt holds at least one token.
         if node.end >= len(ids) or not np.array_equal(ids[node.start : node.end], node.ids):
             break
-        parent = node
-    new = ids[parent.end :] if parent is not None else ids
-    why = reason or ("thinking_dropped" if match.turn.thinking else "bridge_refused")
-    return Plan(match.turn, tuple(rest), parent, new, None, why, kind, match.position)
+        deepest = line.get(node, deepest)
+    return deepest
 
 
-def _kind(tree: Tree, match: Match, request: Request, tools_key: str) -> str:
-    """Kind of the branch: that of the turn it goes on from; for a new root, by its likeness to the first root."""
-    if match.turn is not None:
-        return match.turn.kind
-    if not tree.roots:
-        return "main"
-    first = tree.roots[0]
-    if not request.tools and first.tools_key:
-        return "auxiliary"
-    return "main" if _system(first.messages) == _system(request.messages) else "sub-agent"
+def _verdict(tree: Tree, match: Match, request: Request, hint: Hint, kinds: Kinds) -> Verdict:
+    found = kinds.opening(request, hint.agent, tree) if match.turn is None else kinds.extension(match.turn, hint.agent)
+    if hint.kind is None:
+        return found
+    return Verdict(hint.kind, told=True, changes=found.changes if found.kind == hint.kind else {})
 
 
-def _system(messages: Sequence[Message]) -> str:
-    return messages[0].content if messages and messages[0].role == "system" else ""
+def _array(ids: Sequence[int]) -> Ids:
+    return np.asarray(ids, np.int32)

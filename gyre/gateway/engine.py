@@ -11,8 +11,6 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gyre.gateway.policy import Ids
-
 # Tokens that the engine lets pile up before it sends a chunk; the first token comes at once.
 STREAM_INTERVAL = 16
 # Seconds for the end of a stream to follow its last chunk. Then the connection serves the next request; one that is
@@ -54,7 +52,8 @@ class EngineRequest:
     """One `/generate` request."""
 
     rid: str
-    prompt: Ids
+    prompt: bytes
+    """Ids, comma-separated."""
     sampling: dict[str, Any]
     cache_key: str
     """Separates prefix caches: KV of other weights is not reused."""
@@ -65,7 +64,7 @@ class EngineRequest:
         """The JSON body."""
         fields: dict[str, Any] = {
             "rid": self.rid,
-            "input_ids": self.prompt,
+            "input_ids": orjson.Fragment(b"[%b]" % self.prompt),
             "sampling_params": {**self.sampling, "stream_interval": STREAM_INTERVAL},
             "return_logprob": True,
             "stream": True,
@@ -74,7 +73,7 @@ class EngineRequest:
         if self.behaviour_mask:
             fields["return_sampling_mask"] = True
             fields["sampling_params"]["top_k"] = NUCLEUS_TOP_K
-        return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(fields)
 
 
 @dataclass(slots=True)

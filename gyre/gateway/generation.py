@@ -15,7 +15,7 @@ import numpy as np
 
 from gyre.gateway.engine import Chunk, EngineClient, EngineGone, EngineRequest
 from gyre.gateway.metrics import Metrics
-from gyre.gateway.policy import Ids
+from gyre.gateway.prompt_text import text_of
 from gyre.gateway.routing import Lease, Router
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,9 @@ class Ask:
 
     rollout_id: str
     min_version: int
-    prompt: Ids
+    prompt: bytes
+    """Its ids as text, comma-separated."""
+    prompt_tokens: int
     max_tokens: int
     temperature: float
     top_p: float
@@ -86,7 +88,9 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
         if left <= 0:
             answer.finish = "length"
             return
-        lease = await router.acquire(ask.rollout_id, ask.min_version, ask.preferred)
+        lease = await router.acquire(
+            ask.rollout_id, ask.min_version, ask.preferred, tokens=ask.prompt_tokens + ask.max_tokens
+        )
         before = len(answer.ids)
         try:
             await _one_engine(ask, answer, lease, left, engines)
@@ -121,7 +125,9 @@ async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, engines
         "skip_special_tokens": False,
         "no_stop_trim": True,
     }
-    prompt = ask.prompt if not answer.ids else np.concatenate([ask.prompt, np.asarray(answer.ids, np.int32)])
+    prompt = ask.prompt
+    if answer.ids:
+        prompt = b"%b,%b" % (prompt, text_of(np.asarray(answer.ids, np.int32)))
     request = EngineRequest(uuid.uuid4().hex, prompt, sampling, f"v{lease.version}", ask.top_p < 1)
     if answer.routed_at is None:
         answer.routed_at = _now()

@@ -6,11 +6,13 @@ sameness is by value. What is never compared: ids of tool calls, the harness's b
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import orjson
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -78,8 +80,10 @@ class Request:
 
     @property
     def tools_key(self) -> str:
-        """Identity of the tools: equal for tools that are equal as values."""
-        return json.dumps(self.tools, sort_keys=True) if self.tools else ""
+        """Identity of the tools: a hash that is equal for tools that are equal as values; "" for none."""
+        if not self.tools:
+            return ""
+        return hashlib.sha256(orjson.dumps(self.tools, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def argument_value(text: str) -> Any:
@@ -151,16 +155,6 @@ def same(a: Message, b: Message) -> bool:
     if a.role == "assistant":
         return difference(a, b) is None
     return a.content == b.content
-
-
-def common_prefix(a: Sequence[Message], b: Sequence[Message]) -> int:
-    """How many messages `a` and `b` have in common at their beginning."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if not same(x, y):
-            break
-        n += 1
-    return n
 
 
 def system_text(text: str) -> str:

@@ -3,6 +3,14 @@
 A full render is used for the first prompt of a branch; afterwards only what is new is tokenised, by the renderer's
 bridge, so that sampled ids are never tokenised again. The bridge gets the tail of the last prompt and the completion,
 not the whole history, so that its cost does not grow with the history.
+
+What harnesses send and templates differ on is settled here, once (`_rendered`, `again`):
+
+- A system message after the first message stays one where the template takes it (Qwen3, Llama 3); where it does not
+  (Qwen3.5, Nemotron 3), it is a user message with the same text.
+- An assistant turn right after another, or a request that ends on one: each is a closed turn, and the policy speaks in
+  a new one. Nothing is prefilled: what was sampled begins where a turn begins.
+- What a template refuses altogether is the caller's error (400), with the template's words.
 """
 
 from __future__ import annotations
@@ -15,18 +23,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from renderers import create_renderer  # type: ignore[import-untyped]
 from renderers.base import ParsedToolCall, ToolCallParseStatus  # type: ignore[import-untyped]
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 from gyre.config import PolicyConfig
+from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Message, ToolCall
+from gyre.gateway.nodes import Ids, Node
 
 log = logging.getLogger(__name__)
 
-Ids = npt.NDArray[np.int32]
+
+# What renderers raise for messages that their template does not have.
+REFUSALS = (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError)
 
 
 class FastTokenizer:
@@ -76,14 +87,22 @@ class Policy:
         )
         self.stop_ids: list[int] = list(self._strict.get_stop_token_ids())
         self._stops = frozenset(self.stop_ids)
+        self._late_system = self._takes([_says("system"), _says("user"), _says("assistant"), _says("system")])
+        closed = list(self._strict.render_ids([_says("user"), _says("assistant")], add_generation_prompt=True))
+        last = max((i for i, token in enumerate(closed) if token in self._stops), default=None)
+        self._close = None if last is None else closed[last]
+        self._again = [] if last is None else closed[last + 1 :]
 
     def opening(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """The ids of a whole prompt, up to where the assistant speaks."""
-        ids = self._strict.render_ids(
-            [m.rendered() for m in messages],
-            tools=list(tools) or None,
-            add_generation_prompt=True,
-        )
+        """The ids of a whole prompt, up to where the assistant speaks. Raises GatewayError (400): no such prompt."""
+        try:
+            ids = self._strict.render_ids(
+                self._rendered(messages, first=True), tools=list(tools) or None, add_generation_prompt=True
+            )
+        except REFUSALS as error:
+            raise GatewayError(
+                "bad_request", f"The policy's chat template refuses these messages: {error}", "messages"
+            ) from error
         return list(ids)
 
     def extension(
@@ -101,12 +120,12 @@ class Policy:
         """
         tail = prompt_tail.tolist()
         renderer = self._strict if thinking else self._lenient
-        bridged = renderer.bridge_to_next_turn(
-            tail,
-            list(completion),
-            [m.rendered() for m in messages],
-            tools=list(tools) or None,
-        )
+        try:
+            bridged = renderer.bridge_to_next_turn(
+                tail, list(completion), self._rendered(messages, first=False), tools=list(tools) or None
+            )
+        except REFUSALS:
+            return None
         if bridged is None:
             return None
         before = [*tail, *completion]
@@ -117,8 +136,13 @@ class Policy:
     def foreign(self, message: Message, tools: Sequence[dict[str, Any]]) -> list[int]:
         """The ids of an assistant turn that the policy did not sample here, closing token included."""
         # A tool result after it makes the template treat it as history: reasoning kept, no empty thinking block added.
-        history = [{"role": "user", "content": "."}, message.rendered(), {"role": "tool", "content": "."}]
-        rendered = self._strict.render(history, tools=list(tools) or None)
+        history = [_says("user"), message.rendered(), _says("tool")]
+        try:
+            rendered = self._strict.render(history, tools=list(tools) or None)
+        except REFUSALS as error:
+            raise GatewayError(
+                "bad_request", f"The policy's chat template refuses an assistant message: {error}", "messages"
+            ) from error
         sampled = [
             token
             for token, index, said in zip(
@@ -128,12 +152,42 @@ class Policy:
         ]
         return sampled
 
-    def tail(self, prompt: Ids) -> Ids:
+    def again(self, completion: Sequence[int]) -> list[int] | None:
+        """The ids after a completion when the policy speaks once more; None where the template has no closing token."""
+        if self._close is None:
+            return None
+        closed = bool(completion) and completion[-1] in self._stops
+        return self._again if closed else [self._close, *self._again]
+
+    def _rendered(self, messages: Sequence[Message], *, first: bool) -> list[dict[str, Any]]:
+        """Messages as the renderer takes them; `first`: the conversation begins with them."""
+        out = [m.rendered() for m in messages]
+        if not self._late_system:
+            for i, message in enumerate(out):
+                if message["role"] == "system" and not (first and i == 0):
+                    out[i] = {"role": "user", "content": message["content"]}
+        return out
+
+    def _takes(self, messages: list[dict[str, Any]]) -> bool:
+        try:
+            self._strict.render_ids(messages)
+        except REFUSALS:
+            return False
+        return True
+
+    def tail_of(self, prompt: Node) -> Ids:
         """The end of a prompt, from its last closed turn on: all that a bridge needs of it."""
-        for i in range(len(prompt) - 1, -1, -1):
-            if int(prompt[i]) in self._stops:
-                return prompt[i:]
-        return prompt
+        found = self.tail(prompt.ids)
+        if len(found) == len(prompt.ids) and prompt.parent is not None and int(found[0]) not in self._stops:
+            return np.concatenate([self.tail_of(prompt.parent), found])
+        return found
+
+    def tail(self, ids: Ids | Sequence[int]) -> Ids:
+        """Ids from the last closed turn on; all of them where there is none."""
+        for i in range(len(ids) - 1, -1, -1):
+            if int(ids[i]) in self._stops:
+                return np.asarray(ids[i:], np.int32)
+        return np.asarray(ids, np.int32)
 
     def text(self, ids: Sequence[int]) -> str:
         """Decoded text, special tokens included."""
@@ -192,6 +246,10 @@ class Policy:
             return str(attempt.raw)
         start, end = attempt.token_span
         return self.text(ids[start:] if to_end else ids[start:end])
+
+
+def _says(role: str) -> dict[str, Any]:
+    return {"role": role, "content": "."}
 
 
 def _tool_call(attempt: ParsedToolCall) -> ToolCall | None:

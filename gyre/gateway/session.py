@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.gateway.conversation import prompt_thinking
-from gyre.gateway.messages import Message, ToolCall
-from gyre.gateway.tree import Node, Tree, Turn
+from gyre.gateway.dialect import Dialect
+from gyre.gateway.kinds import Kinds, Opening, system_of
+from gyre.gateway.messages import Message, Request, ToolCall
+from gyre.gateway.nodes import Node, of_rows
+from gyre.gateway.prompt_text import PromptText
+from gyre.gateway.tree import Tree, Turn
 from gyre.gateway.wire import FORMATS
 from gyre.store.gateway_queries import RolloutFacts, load_tree
 from gyre.store.tokens import unpack_ids
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from gyre.gateway.calls import LiveCall
 
 OPEN_STATES = ("pending", "running")
+# Seconds for which a rollout's state is believed; the sweep renews it more often.
+STATE_FRESH_S = 3.0
 
 
 @dataclass(slots=True)
@@ -30,34 +36,68 @@ class Session:
     next_seq: int
     checked_at: float
     """Loop time at which `facts` was read."""
+    kinds: Kinds = field(default_factory=Kinds)
+    texts: PromptText = field(default_factory=PromptText)
+    begun: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rows of the calls that run, by call id, as they are written when they begin."""
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from where a call's nodes are placed until they are committed: the tree never runs ahead of Postgres."""
+    stale: bool = False
+    """A commit failed, or its answer was lost: what Postgres has must be read anew."""
     live: dict[str, LiveCall] = field(default_factory=dict)
     """Calls that are not delivered yet, by the hash of their request."""
     undelivered: dict[str, Turn] = field(default_factory=dict)
     """After a restart: finished turns that no later call went on from; a retry gets them once."""
     closing: set[asyncio.Task[None]] = field(default_factory=set)
 
+    last_cell: str | None = None
+    """Where its newest answer came from: a new conversation begins there, beside what it may share."""
 
-async def load_session(engine: AsyncEngine, facts: RolloutFacts, now: float) -> Session:
+    def fresh(self, now: float) -> bool:
+        """Whether it can be used as it is at loop time `now`."""
+        return not self.stale and now - self.checked_at < STATE_FRESH_S
+
+    def change_kinds(self, changes: dict[int, str]) -> None:
+        """Earlier calls, finished or not, turned out to be of another kind."""
+        self.kinds.change(changes)
+        for call_id, kind in changes.items():
+            if (turn := self.tree.by_call.get(call_id)) is not None:
+                turn.kind = kind
+            if (begin := self.begun.get(call_id)) is not None:
+                begin["kind"] = kind
+
+    def renew(self, fresh: Session) -> None:
+        """Take over what Postgres has. Calls in flight find their turns again by id."""
+        self.tree, self.kinds = fresh.tree, fresh.kinds
+        self.next_seq = max(self.next_seq, fresh.next_seq)
+        self.stale = False
+
+
+async def load_session(engine: AsyncEngine, facts: RolloutFacts, now: float, dialect: Dialect) -> Session:
     """The rollout's session from what Postgres has of it."""
     calls, node_rows, top_seq = await load_tree(engine, facts.id)
-    nodes: dict[int, Node] = {}
-    for row in node_rows:
-        parent = None if row.parent_id is None else nodes[row.parent_id]
-        nodes[row.id] = Node(row.id, parent, row.start, unpack_ids(row.token_ids).copy())
-    tree = Tree()
+    rows = ((n.id, n.parent_id, n.start, unpack_ids(n.token_ids).copy(), n.kind == "generated") for n in node_rows)
+    nodes, by_id = of_rows(rows, [c.leaf_id for c in calls])
+    tree, kinds = Tree(dialect.difference, nodes), Kinds()
     for row in calls:
         if row.leaf_id is not None:
-            tree.add(_turn(row, tree, nodes))
+            turn = _turn(row, tree, by_id, dialect)
+            tree.add(turn)
+            if turn.parent is None:
+                system, tools = system_of(turn.messages), bool(turn.tools_key)
+                kinds.add(Opening(turn.call_id, turn.kind, turn.agent, system, tools, turn.told))
     waiting = {t.request_hash: t for t in tree.by_call.values() if not t.children}
-    return Session(facts, tree, top_seq + 1, now, undelivered=waiting)
+    return Session(facts, tree, top_seq + 1, now, kinds, undelivered=waiting)
 
 
-def _turn(row: Any, tree: Tree, nodes: dict[int, Node]) -> Turn:
+def _turn(row: Any, tree: Tree, nodes: dict[int, Node], dialect: Dialect) -> Turn:
     generated = nodes[row.leaf_id]
     assert generated.parent is not None
     parent = None if row.parent_call_id is None else tree.by_call[row.parent_call_id]
     wire = FORMATS[row.api]
-    messages = tuple(wire.parse_message(m, f"calls.request of call {row.id}") for m in row.request["messages"])
+    parsed = tuple(wire.parse_message(m, f"calls.request of call {row.id}") for m in row.request["messages"])
+    asked = dialect.normalise(Request(row.api, parsed, (), False, (), None, False, False, {}))
+    messages = tuple(replace(m, raw=None) for m in asked.messages)
     return Turn(
         call_id=row.id,
         seq=row.seq,
@@ -75,6 +115,8 @@ def _turn(row: Any, tree: Tree, nodes: dict[int, Node]) -> Turn:
         new_tokens=row.new_tokens,
         cached_tokens=row.cached_tokens or 0,
         created=int(row.started_at.timestamp()),
+        agent=row.agent,
+        told=bool(row.request.get("told")),
     )
 
 

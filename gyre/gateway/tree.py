@@ -1,45 +1,18 @@
-"""A rollout's live tree: nodes of token ids, and the turns of messages that made them. Pure data and matching."""
+"""A rollout's live tree: the turns of messages, which of them a request goes on from, and why it forks where it does.
+
+Matching walks down from the roots and compares each message once, text against text, so that it costs about as much as
+reading the request. An echo that is not equal byte for byte is judged by the dialect once; its hash is remembered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from gyre.gateway.messages import Message, difference
+from gyre.gateway.nodes import Node, Nodes
 
-from gyre.gateway.messages import Message, common_prefix, difference
-from gyre.gateway.policy import Ids
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A span of token ids under its parent. Its ids never change."""
-
-    id: int
-    parent: Node | None
-    start: int
-    ids: Ids
-
-    def __post_init__(self) -> None:
-        self.ids.flags.writeable = False
-
-    @property
-    def end(self) -> int:
-        """Depth just after its last token."""
-        return self.start + len(self.ids)
-
-    def path(self) -> list[Node]:
-        """The nodes from the root to this one."""
-        out: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            out.append(node)
-            node = node.parent
-        return out[::-1]
-
-    def tokens(self) -> Ids:
-        """The ids from the root to the end of this node, int32[end]."""
-        return np.concatenate([n.ids for n in self.path()])
+Difference = Callable[[Message, Message], str | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +35,13 @@ class Turn:
     new_tokens: int
     cached_tokens: int
     created: int
+    agent: str = ""
+    """The agent within the rollout that made the call; "" for the main one, or where nothing says."""
+    told: bool = False
+    """The dialect said its kind: structure does not change it."""
     children: list[Turn] = field(default_factory=list)
+    echo: int | None = None
+    """Hash of the last echo of `reply` that was found to mean the same without being the same."""
 
     @property
     def thinking(self) -> bool:
@@ -79,73 +58,123 @@ class Match:
 
 
 class Tree:
-    """The turns of one rollout."""
+    """The turns of one rollout, and their nodes. `difference` is the dialect's."""
 
-    def __init__(self) -> None:
+    def __init__(self, difference: Difference = difference, nodes: Nodes | None = None) -> None:
+        self.nodes = Nodes() if nodes is None else nodes
         self.roots: list[Turn] = []
         self.by_call: dict[int, Turn] = {}
+        self._difference = difference
 
     def add(self, turn: Turn) -> None:
         """Insert a finished turn under its parent."""
         (self.roots if turn.parent is None else turn.parent.children).append(turn)
         self.by_call[turn.call_id] = turn
 
-    def children(self, turn: Turn | None) -> list[Turn]:
-        """The turns that go on from `turn`; the roots for None."""
-        return self.roots if turn is None else turn.children
+    def children(self, turn: Turn | None, agent: str) -> list[Turn]:
+        """The turns of an agent that go on from `turn`; its roots for None."""
+        return [t for t in (self.roots if turn is None else turn.children) if t.agent == agent]
 
-    def match(self, messages: Sequence[Message], tools_key: str) -> Match:
-        """The deepest turn that `messages` go on from; of equals, the latest."""
-        best = Match(None, 0)
-        best_seq = -1
-        stack = [(root, 0) for root in self.roots if root.tools_key == tools_key]
+    def match(self, messages: Sequence[Message], tools_key: str, agent: str = "") -> Match:
+        """The deepest turn that `messages` go on from.
+
+        Of equals, one of the same agent; then the one with the most tool-call ids in common; then the latest.
+        """
+        best, rank = Match(None, 0), (0, False, 0, -1)
+        stack = [(root, 0, 0) for root in self.roots if root.tools_key == tools_key]
         while stack:
-            turn, at = stack.pop()
+            turn, at, ids = stack.pop()
             end = at + len(turn.messages)
-            if end >= len(messages) or messages[end].role != "assistant":
+            if end >= len(messages):
                 continue
-            if common_prefix(turn.messages, messages[at:end]) < len(turn.messages):
+            echoed = messages[end]
+            if echoed.role != "assistant" or not self._begins(turn, messages, at) or not self._echoes(turn, echoed):
                 continue
-            if difference(turn.reply, messages[end]) is not None:
-                continue
-            if (end + 1, turn.seq) > (best.position, best_seq):
-                best, best_seq = Match(turn, end + 1), turn.seq
-            stack.extend((child, end + 1) for child in turn.children)
+            ids += _same_ids(turn.reply, echoed)
+            mine = (end + 1, turn.agent == agent, ids, turn.seq)
+            if mine > rank:
+                best, rank = Match(turn, end + 1), mine
+            stack += [(child, end + 1, ids) for child in turn.children]
         return best
 
-    def fork_reason(self, match: Match, messages: Sequence[Message], tools_key: str) -> str | None:
+    def fork_reason(self, match: Match, messages: Sequence[Message], tools_key: str, agent: str = "") -> str | None:
         """Why a request that matches so far does not simply extend its turn; None where it does.
 
         `root`: the rollout's first call. `resample`: asked before, word for word. `turn_dropped`: a reply was left out.
         `tool_calls_edited`, `arguments_edited`, `content_edited`, `reasoning_edited`: a reply came back changed.
         `tools_changed`, `system_changed`, `new_root`: another beginning. `history_edited`, `sibling`: another
-        continuation, with or without assistant turns that were not sampled here.
+        continuation, with or without assistant turns that were not sampled here. `other_agent`: what another agent
+        said so far is where this one begins.
         """
-        rest = messages[match.position :]
-        siblings = self.children(match.turn)
+        at = match.position
+        siblings = self.children(match.turn, agent)
         if match.turn is None:
-            if not siblings:
+            if not self.roots:
                 return "root"
             known = [s for s in siblings if s.tools_key == tools_key]
             if not known:
-                return "tools_changed" if any(_begins(s, rest) for s in siblings) else "new_root"
+                return "tools_changed" if any(self._begins(s, messages, 0) for s in siblings) else "new_root"
             siblings = known
+        elif match.turn.agent != agent and not siblings:
+            return "other_agent"
         elif not siblings:
-            return "history_edited" if any(m.role == "assistant" for m in rest) else None
+            return "history_edited" if any(m.role == "assistant" for m in messages[at:]) else None
         for sibling in siblings:
-            if _begins(sibling, rest):
-                if len(rest) == len(sibling.messages):
+            if self._begins(sibling, messages, at):
+                end = at + len(sibling.messages)
+                if len(messages) == end:
                     return "resample"
-                after = rest[len(sibling.messages)]
-                if after.role != "assistant":
+                if messages[end].role != "assistant":
                     return "turn_dropped"
-                return difference(sibling.reply, after) or "history_edited"
+                return self._difference(sibling.reply, messages[end]) or "history_edited"
         if match.turn is None:
-            changed = any(common_prefix(s.messages, rest) == 0 for s in siblings) and rest[0].role == "system"
+            first = messages[0]
+            changed = first.role == "system" and all(s.messages[0].content != first.content for s in siblings)
             return "system_changed" if changed else "new_root"
-        return "history_edited" if any(m.role == "assistant" for m in rest) else "sibling"
+        return "history_edited" if any(m.role == "assistant" for m in messages[at:]) else "sibling"
+
+    def twin(self, match: Match, messages: Sequence[Message], tools_key: str, agent: str) -> Turn | None:
+        """The latest turn that was asked the same, word for word."""
+        for turn in reversed(self.children(match.turn, agent)):
+            whole = match.position + len(turn.messages) == len(messages)
+            if whole and turn.tools_key == tools_key and self._begins(turn, messages, match.position):
+                return turn
+        return None
+
+    def _begins(self, turn: Turn, messages: Sequence[Message], at: int) -> bool:
+        """Whether `messages`, from `at` on, begin with what was asked in `turn`."""
+        asked = turn.messages
+        if at + len(asked) > len(messages):
+            return False
+        for i, mine in enumerate(asked, at):
+            theirs = messages[i]
+            if mine.role != theirs.role:
+                return False
+            if mine.role == "assistant":
+                if self._difference(mine, theirs) is not None:
+                    return False
+            elif mine.content != theirs.content:
+                return False
+        return True
+
+    def _echoes(self, turn: Turn, echoed: Message) -> bool:
+        reply = turn.reply
+        if (
+            reply.content == echoed.content
+            and reply.tool_calls == echoed.tool_calls
+            and echoed.reasoning in (None, reply.reasoning)
+        ):
+            return True
+        key = hash((echoed.content, echoed.reasoning, *((c.id, c.name, c.arguments) for c in echoed.tool_calls)))
+        if turn.echo == key:
+            return True
+        if self._difference(reply, echoed) is not None:
+            return False
+        turn.echo = key
+        return True
 
 
-def _begins(turn: Turn, messages: Sequence[Message]) -> bool:
-    n = len(turn.messages)
-    return n <= len(messages) and common_prefix(turn.messages, messages[:n]) == n
+def _same_ids(reply: Message, echoed: Message) -> int:
+    if not reply.tool_calls:
+        return 0
+    return sum(a.id == b.id for a, b in zip(reply.tool_calls, echoed.tool_calls, strict=False))

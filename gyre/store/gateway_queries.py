@@ -39,6 +39,8 @@ class CellRow:
     serving_version: int | None
     max_running: int
     engine_incarnation: str | None
+    kv_tokens: int | None = None
+    """Tokens of its KV cache; None: not known, so that only `max_running` bounds what it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ async def cells_of_run(engine: AsyncEngine, run_id: str) -> list[CellRow]:
         Cell.serving_version,
         Cell.max_running,
         Cell.engine_incarnation,
+        Cell.kv_tokens,
     ).where(Cell.run_id == run_id)
     async with engine.connect() as connection:
         return [CellRow(*row) for row in await connection.execute(query)]

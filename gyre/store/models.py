@@ -245,6 +245,7 @@ class Call(Base):
     api: Mapped[str]  # openai-chat | openai-responses | anthropic-messages
     status: Mapped[str]  # running | complete | incomplete | refused
     kind: Mapped[str]  # kind of branch: main | main-summary | sub-agent | sub-agent-summary | auxiliary
+    agent: Mapped[str] = mapped_column(server_default="")  # agent within the rollout; '': the main one, or not known
     leaf_id: Mapped[int | None] = mapped_column(ForeignKey("nodes.id", use_alter=True), index=True)  # generated node
     parent_call_id: Mapped[int | None] = mapped_column(ForeignKey("calls.id"))  # the call whose branch it extends
     fork_reason: Mapped[str | None]  # why it did not simply extend: NULL for an extension, 'root' for a first call
@@ -322,6 +323,7 @@ class Cell(Base):
     routable: Mapped[bool] = mapped_column(server_default="false")
     serving_version: Mapped[int | None]
     max_running: Mapped[int]
+    kv_tokens: Mapped[int | None]  # of the engine's cache; the gateway fills no more than that
     engine_incarnation: Mapped[str | None]
     trainer_incarnation: Mapped[str | None]
     updated_at: Mapped[dt.datetime] = mapped_column(server_default=func.now(), onupdate=func.now())

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, select
 
 from gyre.config import CellConfig, PolicyConfig, RunConfig, ServingConfig
 from gyre.gateway.app import Gateway, create_app
+from gyre.gateway.policy import Policy
 from gyre.harness.registry import dialect_of
 from gyre.serving.launch import EngineProcess
 from gyre.store.db import make_engine, transaction
@@ -42,6 +43,12 @@ BASH: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def policy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(tmp_path_factory.mktemp("markov"))
+
+
+@pytest.fixture(scope="session")
+def policy(policy_path: Path) -> Policy:
+    """Its tokenising side, with room for long conversations."""
+    return Policy(PolicyConfig(path=policy_path, context=100_000))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ class CellUpdate(TypedDict, total=False):
     routable: bool
     serving_version: int | None
     max_running: int
+    kv_tokens: int
     engine_incarnation: str | None
     trainer_incarnation: str | None
 
