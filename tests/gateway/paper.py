@@ -21,6 +21,7 @@ class Paper:
 
     def __init__(self, policy: Policy, dialect: Dialect = PLAIN) -> None:
         self.policy, self.tree, self.kinds, self.count = policy, Tree(dialect.difference), Kinds(), 0
+        self.changed: dict[int, str] = {}
 
     def plan(self, messages: list[Message], tools: bool = True, hint: Hint = NOTHING) -> Plan:
         return plan(self.tree, self.policy, request(messages, tools), hint, self.kinds)
@@ -39,6 +40,7 @@ class Paper:
         if planned.turn is None:
             self.kinds.add(opening_of(call_id, planned, asked))
         self.kinds.change(planned.verdict.changes)
+        self.changed |= planned.verdict.changes
         for changed, kind in planned.verdict.changes.items():
             if changed in self.tree.by_call:
                 self.tree.by_call[changed].kind = kind
@@ -56,12 +58,17 @@ class Paper:
             call_id=call_id, seq=call_id, parent=planned.turn, messages=planned.messages,
             reply=self.policy.reply(planned.prompt_ids(), ids, asked.tools, True), tools_key=asked.tools_key,
             prompt=prompt, generated=generated,
-            prompt_thinking=prompt_thinking(planned.turn, planned.messages, prompt), kind=planned.kind, cell=None,
+            prompt_thinking=prompt_thinking(planned.turn, planned.messages, prompt),
+            kind=self.changed.get(call_id, planned.kind), cell=None,
             request_hash="", finish_reason="stop", new_tokens=planned.tokenised, cached_tokens=0, created=0,
             agent=planned.agent, told=planned.verdict.told,
         )  # fmt: skip
         self.tree.add(turn)
         return turn
+
+    def kind_of(self, call_id: int) -> str:
+        """The kind of a finished call, as it is now."""
+        return self.tree.by_call[call_id].kind
 
     def _next(self) -> int:
         self.count += 1
