@@ -23,10 +23,9 @@ class Exchange:
     answer: bytearray = field(default_factory=bytearray)
     whole: bool = False
 
-    @property
-    def hash(self) -> str:
-        """Of the body, as `calls.request_hash` has it."""
-        return hashlib.sha256(self.body).hexdigest()
+    def hash(self, agent: str) -> str:
+        """What `calls.request_hash` has of this body and of the agent that sent it (`calls.agent`)."""
+        return hashlib.sha256(agent.encode() + b"\0" + self.body if agent else self.body).hexdigest()
 
 
 class Recorder:

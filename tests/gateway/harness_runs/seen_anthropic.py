@@ -86,8 +86,13 @@ def _assistant(content: Any) -> Item:
         return Item("assistant", content.strip())
     texts = [b["text"] for b in content if b["type"] == "text"]
     thoughts = [b["thinking"] for b in content if b["type"] == "thinking"]
-    calls = [(b["name"], canonical(b["input"])) for b in content if b["type"] == "tool_use"]
+    calls = [(b["name"], _arguments(b["input"])) for b in content if b["type"] == "tool_use"]
     return Item("assistant", "\n".join(texts).strip(), "\n".join(thoughts).strip(), tuple(calls))
+
+
+def _arguments(value: dict[str, Any]) -> str:
+    # What the API has no form for: arguments that are no object.
+    return canonical(value["_raw_arguments"] if value.keys() == {"_raw_arguments"} else value)
 
 
 READERS["/v1/messages"] = (request, answer)

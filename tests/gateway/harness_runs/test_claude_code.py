@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gyre.harness import claude_code, npm
+from gyre.harness import claude_code, npm, process
 from gyre.harness.base import HarnessError
+from tests.gateway.conftest import World
 from tests.gateway.harness_runs.invariants import Facts, check
+from tests.gateway.harness_runs.recorder import Recorder
 from tests.gateway.harness_runs.run_harness import run_harness
+from tests.gateway.harness_runs.shape import record
 from tests.gateway.harness_runs.table import table
 from tests.scripted.engine import ScriptedEngine
 from tests.scripted.fixtures import MakeWorld
@@ -35,6 +39,23 @@ def bash(command: str, **more: Any) -> dict[str, Any]:
     return {"name": "Bash", "input": {"command": command, "description": "a step", **more}}
 
 
+def write(name: str, content: str) -> dict[str, Any]:
+    return {"name": "Write", "input": {"file_path": f"{{ws}}/{name}", "content": content}}
+
+
+def read(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": "Read", "input": {**more, "file_path": f"{{ws}}/{name}"}}
+
+
+def edit(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": "Edit", "input": {"file_path": f"{{ws}}/{name}", **more}}
+
+
+def agent(marker: str, **more: Any) -> dict[str, Any]:
+    settings = {"subagent_type": "general-purpose", "run_in_background": False, **more}
+    return {"name": "Agent", "input": {"description": "a part", "prompt": f"{marker} Do your part.", **settings}}
+
+
 @pytest.fixture(scope="module")
 def figures() -> Iterator[Callable[[str, Facts], None]]:
     """Collects the lines of the table that `pytest -s` prints."""
@@ -44,40 +65,144 @@ def figures() -> Iterator[Callable[[str, Facts], None]]:
 
 
 LONG = [
-    {
-        "think": "t0",
-        "text": "Write.",
-        "tools": [{"name": "Write", "input": {"file_path": "{ws}/big.txt", "content": "a line  \n" * 40}}],
-    },
+    {"think": "t0", "text": "Write.", "tools": [write("big.txt", "a line  \n" * 40)]},
     {"think": "t1", "tools": [bash("seq 1 3000 > numbers.txt; echo ok")]},
-    {"think": "t2", "tools": [{"name": "Read", "input": {"file_path": "{ws}/numbers.txt"}}]},
-    {"text": "Two at once.", "tools": [bash("seq 1 300"), {"name": "Read", "input": {"file_path": "{ws}/README.md"}}]},
-    {
-        "think": "t4",
-        "tools": [
-            {"name": "Edit", "input": {"file_path": "{ws}/README.md", "new_string": "bye", "old_string": "hello"}}
-        ],
-    },
+    {"think": "t2", "tools": [read("numbers.txt")]},
+    {"text": "Two at once.", "tools": [bash("seq 1 300"), read("README.md")]},
+    {"think": "t4", "tools": [edit("README.md", new_string="bye", old_string="hello")]},
     {"tools": [bash("false")]},
     {"tools": [{"name": "Nope", "input": {"x": 1}}]},
     {"tools": [{"name": "Bash", "input": {"command": 5}}]},
-    {"tools": [{"name": "Read", "input": {"offset": "1", "file_path": "{ws}/missing.txt"}}]},
+    {"tools": [read("missing.txt", offset="1")]},
     {"tools": [bash("echo ü ✓", timeout="2000", unknown_key=1)]},
-    *({"think": f"t{i}", "tools": [bash(f"seq 1 {50 + i}")]} for i in range(22)),
+    # CASES 3: a call that is cut short, arguments that are no object, an empty answer.
+    {
+        "text": "No object.",
+        "raw": '(step 10) No object.\n<tool_call>\n{"name": "Bash", "arguments": "ls"}\n</tool_call>',
+    },
+    {"tools": [bash("sleep 60; echo late > late.txt", timeout=1500)]},
+    {"tools": [bash("echo start; kill -9 $$")]},
+    *({"think": f"t{i}", "tools": [bash(f"seq 1 {50 + i}")]} for i in range(20)),
+    {"raw": '(step 33) Cut short.\n<tool_call>\n{"name": "Bash", "arguments": {"comm'},
 ]
 
 
 async def test_thirty_turns(
     scripted_world: MakeWorld, scripted_engine: ScriptedEngine, tmp_path: Path, figures: Any
 ) -> None:
+    """Tools of all kinds, known and unknown, edited echoes, a tool that is aborted at its time limit, and thinking."""
     world = await scripted_world(harness={"name": "claude-code"}, context=131_072)
     marker = scripted_engine.script(_in(LONG, tmp_path))
     run = await run_harness(world, [scripted_engine], f"{marker} Do it.", tmp_path / "r")
     assert run.code == 0, run.log[-2000:]
     facts = check(run)
-    figures("30 turns with tools", facts)
+    figures("2.1.220: 30 turns with tools, an aborted one", facts)
     assert facts.turns >= 30
     assert facts.unexpected == set()
+    assert facts.branches == {"main": 1}
+    assert not (run.workspace / "late.txt").exists()
+
+
+def parts(engine: ScriptedEngine) -> list[str]:
+    """Markers of three sub-agents' scripts: a few steps each, and a result."""
+    steps = [{"think": f"s{i}", "text": f"Part {i}.", "tools": [bash(f"seq {i} 40; sleep 0.3")]} for i in range(3)]
+    return [engine.script(steps, final={"text": f"Result {name}."}) for name in "abc"]
+
+
+def work(subs: list[str], turns: int) -> list[dict[str, Any]]:
+    """Two sub-agents at once, one in the background, then turns that fill the context."""
+    return [
+        {"think": "Spawn.", "text": "Two at once.", "tools": [agent(subs[0]), agent(subs[1])]},
+        {"think": "Behind.", "tools": [agent(subs[2], run_in_background=True)]},
+        *({"think": f"m{i}", "tools": [bash("seq 1 900")]} for i in range(turns)),
+    ]
+
+
+async def test_compaction_and_sub_agents(
+    scripted_world: MakeWorld, scripted_engine: ScriptedEngine, tmp_path: Path, figures: Any
+) -> None:
+    """Interleaved sub-agents, a background one, and a history that is compacted before it outgrows the context."""
+    world = await scripted_world(harness={"name": "claude-code"}, context=53_248, max_tokens=2048)
+    marker = scripted_engine.script(work(parts(scripted_engine), 8))
+    run = await run_harness(world, [scripted_engine], f"{marker} Do it.", tmp_path / "r")
+    assert run.code == 0, run.log[-2000:]
+    facts = check(run)
+    record(run, "claude-code-2.1.220")
+    figures("2.1.220: two sub-agents at once, one in the background, compaction", facts)
+    compactions = [e for e in run.events() if e.get("subtype") == "compact_boundary"]
+    assert len(compactions) == facts.branches["main-summary"] >= 2
+    assert facts.branches["sub-agent"] == 3
+    assert facts.branches["main"] == len(compactions) + 1
+    assert_interleaved(world)
+    assert_expected(world)
+
+
+async def test_the_newest_version(
+    scripted_world: MakeWorld, scripted_engine: ScriptedEngine, tmp_path: Path, figures: Any
+) -> None:
+    """The same, with a context that Claude Code was not told: it compacts when the gateway says that it is too long."""
+    told = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "200000"}
+    harness = {"name": "claude-code", "version": NEWEST, "env": told}
+    world = await scripted_world(harness=harness, context=32_768, max_tokens=2048)
+    marker = scripted_engine.script(work(parts(scripted_engine), 8))
+    run = await run_harness(world, [scripted_engine], f"{marker} Do it.", tmp_path / "r")
+    assert run.code == 0, run.log[-2000:]
+    facts = check(run)
+    record(run, "claude-code-2.1.332")
+    figures("2.1.332: the same, compaction because the gateway refused", facts)
+    assert facts.other["refused"] >= 1
+    assert facts.branches["main-summary"] >= 1
+    assert facts.branches["sub-agent"] == 3
+    assert_interleaved(world)
+    assert_expected(world)
+
+
+async def test_a_harness_that_is_ended_in_the_middle(
+    scripted_world: MakeWorld, scripted_engine: ScriptedEngine, tmp_path: Path, figures: Any
+) -> None:
+    """Its time is up while the policy speaks: the engine stops, and what was sampled so far is kept and not trained."""
+    world = await scripted_world(harness={"name": "claude-code"}, max_tokens=4000)
+    marker = scripted_engine.script([{"tools": [bash("echo one > part.txt")]}, {"stop": False, "token_s": 0.02}])
+
+    async def end(recorder: Recorder, folder: Path) -> None:
+        await world.until(lambda: len(world.calls()) == 2, 120.0)
+        await world.until(lambda: len(scripted_engine.exchanges()[-1].output) > 9, 120.0)
+        await asyncio.to_thread(process.kill_tree, folder)
+
+    run = await run_harness(world, [scripted_engine], f"{marker} Do it.", tmp_path / "r", meanwhile=end)
+    facts = check(run)
+    assert isinstance(run.end, process.Exited) and run.end.reason == "killed"
+    assert (facts.calls, facts.other) == (1, {"incomplete": 1})
+    assert (run.workspace / "part.txt").read_text() == "one\n"
+
+
+def assert_interleaved(world: World) -> None:
+    """The calls of the first two sub-agents mix, and each keeps to its own lineage."""
+    agents = [c.agent for c in world.calls() if c.kind == "sub-agent"]
+    first, second = list(dict.fromkeys(agents))[:2]
+    mixed = [a for a in agents if a in (first, second)]
+    assert mixed != sorted(mixed, key=mixed.index)
+    by_id = {c.id: c for c in world.calls()}
+    for call in world.calls():
+        if call.parent_call_id is not None and call.kind == "sub-agent":
+            assert by_id[call.parent_call_id].agent == call.agent
+
+
+def assert_expected(world: World) -> None:
+    """Forks: a root for each sub-agent and after each compaction, and the summaries: a request for one leaves out the
+    newest round, which is copied into the compacted history."""
+    calls = [c for c in world.calls() if c.status == "complete"]
+    begun: set[str] = set()
+    kind = ""
+    for call in calls:
+        if call.kind == "main-summary":
+            assert call.fork_reason in ("sibling", "turn_dropped", "new_root"), call.seq
+        elif call.agent not in begun or (call.kind, kind) == ("main", "main-summary"):
+            assert call.fork_reason == ("new_root" if begun else "root"), call.seq
+        else:
+            assert call.fork_reason is None, call.seq
+        begun.add(call.agent)
+        kind = call.kind if not call.agent else kind
 
 
 def _in(value: Any, tmp_path: Path) -> Any:
