@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gyre.store import queries
 from gyre.store.db import transaction
-from gyre.store.models import Evaluation, Group, Rollout, Score, Step
+from gyre.store.models import Call, Evaluation, Group, Rollout, Score, Step
 from tests.store.world import RUN, add_call, make_world, settle
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -90,6 +90,19 @@ def test_without_a_complete_call_it_is_infrastructure(engine: Engine, status: st
         row = queries.rollout_row(s, rollout)
     assert result == queries.Settled(True, "infrastructure", None, "no_model_call")
     assert (row.reward, row.exclude_reason, row.settled_at is not None) == (None, "no_model_call", True)
+
+
+def test_a_call_that_a_dead_gateway_left_is_over_when_its_rollout_is(engine: Engine) -> None:
+    with transaction(engine) as s:
+        world = make_world(s)
+        mine, other = world.rollouts[0][:2]
+        add_call(s, mine)
+        for rollout in (mine, other):
+            add_call(s, rollout, status="running")
+        settle(s, mine, 1.0)
+    with transaction(engine) as s:
+        rows = s.execute(select(Call.rollout_id, Call.status).order_by(Call.id)).all()
+    assert rows == [(mine, "complete"), (mine, "incomplete"), (other, "running")]
 
 
 def test_a_failed_evaluator_keeps_its_own_reason(engine: Engine) -> None:

@@ -104,7 +104,8 @@ def settle_rollout(
     """End a rollout for good, with a reward or with the reason why it has none. Idempotent: the first result stays.
 
     A rollout that completed no model call says nothing about the policy: it is excluded as `infrastructure`,
-    whatever its reward. Raises ValueError for a reward that is not finite, for both reward and reason, for neither.
+    whatever its reward. A call that a dead gateway left running, and that nobody asked for again, is over now as well.
+    Raises ValueError for a reward that is not finite, for both reward and reason, for neither.
     """
     if reward is not None and not math.isfinite(reward):
         raise ValueError(f"rollout {rollout_id}: reward {reward!r} is not a finite number; exclude it with a reason")
@@ -119,6 +120,8 @@ def settle_rollout(
     row.state, row.outcome, row.reward, row.exclude_reason = "settled", outcome, reward, exclude_reason
     row.settled_at = session.scalar(select(func.clock_timestamp()))
     session.flush()
+    abandoned = update(Call).where(Call.rollout_id == rollout_id, Call.status == "running")
+    session.execute(abandoned.values(status="incomplete", ended_at=func.clock_timestamp()))
     return Settled(True, outcome, reward, exclude_reason)
 
 
