@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 
 from gyre.config import CellConfig, PolicyConfig, RunConfig, ServingConfig
 from gyre.gateway.app import Gateway, create_app
@@ -142,12 +142,9 @@ class World:
 
     def path(self, leaf_id: int | None) -> list[int]:
         """The ids from the root to the end of a node."""
-        out: list[int] = []
-        node: Node | None = self.node(leaf_id)
-        while node is not None:
-            out = unpack_ids(node.token_ids).tolist() + out
-            node = None if node.parent_id is None else self.node(node.parent_id)
-        return out
+        with transaction(self.db) as s:
+            spans = s.execute(text("SELECT token_ids FROM path_nodes(:leaf)"), {"leaf": leaf_id}).scalars()
+            return unpack_ids(b"".join(spans)).tolist()
 
     async def restart(self) -> None:
         """A new gateway in place of the old one, as after its death."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gyre.config import CellConfig, ServingConfig
 from gyre.serving.launch import EngineProcess
 from tests.scripted.policy import CONTEXT
@@ -38,6 +40,8 @@ class ScriptedEngine(EngineProcess):
         super().__init__(SERVING, CellConfig(name=name), folder / f"{name}.log", context=CONTEXT)
         self.policy, self.scripts = policy, scripts
         self.record = folder / f"{name}.jsonl"
+        self.version = 0
+        """Policy version that it was told to serve."""
 
     def start(self, policy_path: Path | None = None, version: int = 0) -> None:
         """As `EngineProcess.start`; the record goes on in the same file."""
@@ -50,6 +54,7 @@ class ScriptedEngine(EngineProcess):
             GYRE_SCRIPTED_LOG=str(self.record),
         ):
             super().start(policy_path or self.policy, version)
+        self.version = version
 
     def script(self, steps: list[dict[str, Any]], **rest: Any) -> str:
         """Store a script; returns its marker, to be put into the task's text. No two have the same."""
@@ -59,7 +64,7 @@ class ScriptedEngine(EngineProcess):
         """All requests of which the scheduler sampled a token, in the order of their first tokens."""
         found: dict[str, Exchange] = {}
         for line in self.record.read_bytes().splitlines():
-            entry = json.loads(line)
+            entry = orjson.loads(line)
             if "prompt" in entry:
                 found[entry["rid"]] = Exchange(entry["rid"], entry["prompt"])
                 continue
