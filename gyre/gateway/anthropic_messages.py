@@ -345,13 +345,15 @@ def _input(arguments: str) -> Any:
 
 
 def _end(result: Result) -> dict[str, Any]:
-    if result.finish_reason == "length":
+    if result.stop_string is not None:
+        reason = "stop_sequence"
+    elif result.finish_reason == "length":
         reason = "max_tokens"
     elif result.reply.tool_calls:
         reason = "tool_use"
     else:
         reason = "end_turn"
-    return {"stop_reason": reason, "stop_sequence": None, "usage": _usage(result)}
+    return {"stop_reason": reason, "stop_sequence": result.stop_string, "usage": _usage(result)}
 
 
 def _usage(result: Result) -> dict[str, int]:

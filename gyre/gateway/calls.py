@@ -258,7 +258,8 @@ class Calls:
         assert answer.finish is not None
         tail = planned.new_ids if planned.twin is None else planned.twin.prompt.ids
         reply = self.policy.reply(tail, answer.ids, request.tools, request.parse_tool_calls, request.stop)
-        said = {"status": "complete", "response": storable(reply_to_json(reply))}
+        stop_string = self.policy.stop_string(answer.ids, request.stop)
+        said = {"status": "complete", "response": storable(reply_to_json(reply, stop_string))}
         prompt, leaf = await self._record(session, planned, begin, began, answer, said)
         assert leaf is not None
         parent = None if planned.turn is None else session.tree.by_call[planned.turn.call_id]
@@ -281,6 +282,7 @@ class Calls:
             created=int(begin["started_at"].timestamp()),
             agent=planned.agent,
             told=planned.verdict.told,
+            stop_string=stop_string,
         )
         session.tree.add(turn)
         session.last_cell = turn.cell

@@ -205,6 +205,12 @@ class Policy:
 
         return keep
 
+    def stop_string(self, completion: Sequence[int], stop: Sequence[str]) -> str | None:
+        """The one of the stop strings that a completion spells first; None where it spells none."""
+        text = self.text(completion) if stop else ""
+        found = [(at, s) for s in stop if (at := text.find(s)) >= 0]
+        return min(found)[1] if found else None
+
     def reply(
         self,
         prompt: Ids,

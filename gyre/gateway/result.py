@@ -10,7 +10,7 @@ from gyre.gateway.tree import Turn
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An answer with its usage. `finish_reason` is 'stop' or 'length'."""
+    """An answer with its usage. `finish_reason` is 'stop' or 'length'; `stop_string` the harness's that ended it."""
 
     call_id: int
     created: int
@@ -19,6 +19,7 @@ class Result:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    stop_string: str | None = None
 
     @classmethod
     def of(cls, turn: Turn) -> Result:
@@ -31,4 +32,5 @@ class Result:
             prompt_tokens=turn.prompt.end,
             completion_tokens=len(turn.generated.ids),
             cached_tokens=turn.cached_tokens,
+            stop_string=turn.stop_string,
         )

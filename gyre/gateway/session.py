@@ -117,15 +117,17 @@ def _turn(row: Any, tree: Tree, nodes: dict[int, Node], dialect: Dialect) -> Tur
         created=int(row.started_at.timestamp()),
         agent=row.agent,
         told=bool(row.request.get("told")),
+        stop_string=row.response.get("stop_string"),
     )
 
 
-def reply_to_json(reply: Message) -> dict[str, Any]:
-    """A reply as `calls.response` holds it."""
+def reply_to_json(reply: Message, stop_string: str | None = None) -> dict[str, Any]:
+    """A reply as `calls.response` holds it, with the harness's stop string where one ended it."""
     return {
         "content": reply.content,
         "reasoning": reply.reasoning,
         "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in reply.tool_calls],
+        **({} if stop_string is None else {"stop_string": stop_string}),
     }
 
 

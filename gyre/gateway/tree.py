@@ -39,6 +39,8 @@ class Turn:
     """The agent within the rollout that made the call; "" for the main one, or where nothing says."""
     told: bool = False
     """The dialect said its kind: structure does not change it."""
+    stop_string: str | None = None
+    """The harness's stop string that ended the answer."""
     children: list[Turn] = field(default_factory=list)
     echo: int | None = None
     """Hash of the last echo of `reply` that was found to mean the same without being the same."""

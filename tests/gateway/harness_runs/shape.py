@@ -1,4 +1,4 @@
-"""The shape of a recorded tree, without its content: what a benchmark of the trajectory processor needs of a real run."""
+"""The shape of a recorded tree, without its content: what a benchmark of trajectories needs of a real run."""
 
 from __future__ import annotations
 
