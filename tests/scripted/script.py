@@ -23,7 +23,7 @@ Ids = npt.NDArray[np.int64]
 Planned = int | tuple[int, ...]
 """An id to emit, or the ids of which any is emitted, each as likely."""
 
-MARKER = re.compile(r"SCRIPT@(\w+)(?: \(step (\d+)\))?")
+MARKER = re.compile(r"SCRIPT ?@(\w+)(?: \(step (\d+)\))?")  # Qwen Code takes @… for a file and sets a space before it
 STEP = re.compile(r"\(step (\d+)\)")
 _TOOL_RESPONSE = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
 _TOOL_NAME = re.compile(r'"name": "([^"]+)"')
