@@ -10,7 +10,7 @@ import asyncio
 import datetime as dt
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from temporalio.exceptions import ApplicationError
 from activities.beat import beating, is_cancelled_for_good
 from activities.context import RunBooks, task_at
 from gyre.config import HarnessConfig
+from gyre.gateway.sharding import url_of
 from gyre.harness import process
 from gyre.harness.base import Harness, Launch, LaunchContext
 from gyre.harness.forkserver import ForkServer
@@ -42,10 +43,10 @@ class RolloutActivities:
     """`rollouts` is the folder of all rollouts; `graders` bounds how many score at once."""
 
     def __init__(
-        self, engine: Engine, host: str, rollouts: Path, gateway_url: str, graders: Executor,
+        self, engine: Engine, host: str, rollouts: Path, gateways: Sequence[str], graders: Executor,
         warm: Callable[[Harness], ForkServer | None] = lambda harness: None,
     ) -> None:  # fmt: skip
-        self._engine, self._host, self._rollouts, self._gateway = engine, host, rollouts, gateway_url
+        self._engine, self._host, self._rollouts, self._gateways = engine, host, rollouts, gateways
         self._graders, self._warm, self._books = graders, warm, RunBooks(engine)
         self._harness = functools.lru_cache(maxsize=16)(self._make_harness)
 
@@ -117,7 +118,7 @@ class RolloutActivities:
         harness = self._harness(config.harness.model_dump_json())
         launch: Launch = harness.command(
             LaunchContext(
-                base_url=f"{self._gateway}/r/{row.token}",
+                base_url=f"{url_of(row.token, self._gateways)}/r/{row.token}",
                 api_key=row.token,
                 model=config.policy.name,
                 instruction=task.instruction,

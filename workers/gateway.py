@@ -1,7 +1,11 @@
-"""The gateway process: `python -m workers.gateway`, bound to the host and port of GYRE_GATEWAY_URL."""
+"""The gateway process: `python -m workers.gateway [--index I]`, bound to the host and port of GYRE_GATEWAY_URL.
+
+Where that holds several URLs, each is a process of its own: number I takes the one with this number, from 0 on.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import logging
 from urllib.parse import urlsplit
@@ -9,16 +13,23 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from gyre.gateway.app import create_app
+from gyre.gateway.sharding import Shard
 from gyre.harness.registry import dialect_of
-from workers.settings import settings_or_exit
+from workers.settings import fail, settings_or_exit
 
 
 def main() -> None:
     """Serve until a signal; calls that still run then are recorded as incomplete."""
+    parser = argparse.ArgumentParser(prog="python -m workers.gateway")
+    parser.add_argument("--index", type=int, default=0, help="number of this process")
+    index: int = parser.parse_args().index
     settings = settings_or_exit()
+    urls = settings.gateway_urls
+    if not 0 <= index < len(urls):
+        fail(f"--index {index}: GYRE_GATEWAY_URL names {len(urls)} gateway processes, from 0 on")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    url = urlsplit(settings.gateway_url)
-    app = create_app(settings.run, settings.database_url, dialect_of(settings.run.harness))
+    url = urlsplit(urls[index])
+    app = create_app(settings.run, settings.database_url, dialect_of(settings.run.harness), shard=Shard(index, urls))
     gc.freeze()  # what is imported by now stays: no collection need look through it again
     uvicorn.run(
         app,

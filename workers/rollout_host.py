@@ -80,7 +80,7 @@ def host_workers(
         return warm
 
     activities = RolloutActivities(
-        make_engine(settings.database_url, pool_size=6), host, settings.data / "rollouts", settings.gateway_url,
+        make_engine(settings.database_url, pool_size=6), host, settings.data / "rollouts", settings.gateway_urls,
         graders, warm_for,
     )  # fmt: skip
     beat = timedelta(seconds=EVERY_S)

@@ -33,8 +33,8 @@ class WorkerSettings(BaseModel):
     """`host:port` of Temporal's gRPC frontend."""
     temporal_namespace: str = "gyre"
     """Temporal's namespace."""
-    gateway_url: str = Field(pattern=r"^https?://[^/]+$")
-    """Base URL of the gateway, without a path or a slash at its end."""
+    gateway_url: str = Field(pattern=r"^https?://[^/,]+(,https?://[^/,]+)*$")
+    """Base URL of the gateway, without a path or a slash at its end; of each process, with commas between."""
     data: Path
     """The data folder (absolute)."""
     run_config: Path
@@ -68,6 +68,11 @@ class WorkerSettings(BaseModel):
             first = error.errors(include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"])
             raise SettingsError(f"GYRE_RUN_CONFIG {self.run_config}: {field}: {first['msg']}") from error
+
+    @property
+    def gateway_urls(self) -> tuple[str, ...]:
+        """Base URLs of the gateway's processes, by number."""
+        return tuple(self.gateway_url.split(","))
 
     @property
     def run_folder(self) -> Path:

@@ -339,7 +339,9 @@ class StackConfig(Section):
     ui_port: int = Field(0, ge=0, le=65535)
     """Port of Temporal's Web UI."""
     gateway_port: int = Field(0, ge=0, le=65535)
-    """Port of the gateway."""
+    """Port of the gateway; of the first one, where there are several."""
+    gateways: int = Field(1, ge=1, le=64)
+    """Gateway processes (each takes one core at most); a rollout belongs to one of them, by its token."""
     transfer: Literal["auto", "mooncake", "socket"] = "auto"
     """How bytes move between cells. `auto`: Mooncake, or plain sockets where its library cannot load."""
 

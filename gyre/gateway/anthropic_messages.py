@@ -30,6 +30,7 @@ _ERROR_TYPES: dict[ErrorKind, str] = {
     "unknown_model": "not_found_error",
     "unauthorized": "authentication_error",
     "forbidden": "permission_error",
+    "misdirected": "invalid_request_error",
     "not_found": "not_found_error",
     "too_large": "request_too_large",
     "unavailable": "overloaded_error",

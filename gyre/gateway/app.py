@@ -29,6 +29,7 @@ from gyre.gateway.policy import Policy
 from gyre.gateway.recorder import Recorder, first_line
 from gyre.gateway.result import Result
 from gyre.gateway.routing import Router
+from gyre.gateway.sharding import ALONE, Shard
 from gyre.gateway.wire import WireFormat
 from gyre.store.db import driver_url
 from gyre.store.gateway_queries import cell_notices, cells_of_run
@@ -138,8 +139,9 @@ class Gateway:
     """The parts of a running gateway, and its endpoints."""
 
     def __init__(
-        self, run: RunConfig, database_url: str, dialect: Dialect = PLAIN, *, write_patience_s: float = 60.0
-    ) -> None:
+        self, run: RunConfig, database_url: str, dialect: Dialect = PLAIN, *, write_patience_s: float = 60.0,
+        shard: Shard = ALONE,
+    ) -> None:  # fmt: skip
         self.run = run
         self.dialect = dialect
         self.url = database_url
@@ -150,8 +152,9 @@ class Gateway:
         self.router = Router()
         self.recorder = Recorder(self.engine, self.metrics, write_patience_s)
         self.calls = Calls(
-            run.run_id, Policy(run.policy), run.sampling, run.serving, self.router, self.recorder, self.metrics, dialect
-        )
+            run.run_id, Policy(run.policy), run.sampling, run.serving, self.router, self.recorder, self.metrics,
+            dialect, shard,
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -262,15 +265,16 @@ class Gateway:
 
 
 def create_app(
-    run: RunConfig, database_url: str, dialect: Dialect = PLAIN, *, write_patience_s: float = 60.0
-) -> Starlette:
+    run: RunConfig, database_url: str, dialect: Dialect = PLAIN, *, write_patience_s: float = 60.0,
+    shard: Shard = ALONE,
+) -> Starlette:  # fmt: skip
     """The application for one run, whose harness speaks `dialect`.
 
-    `write_patience_s`: how long writes wait for a Postgres that is away.
+    `write_patience_s`: how long writes wait for a Postgres that is away. `shard`: this process among several.
 
     Raises FileNotFoundError where the policy has no tokenizer.
     """
-    gateway = Gateway(run, database_url, dialect, write_patience_s=write_patience_s)
+    gateway = Gateway(run, database_url, dialect, write_patience_s=write_patience_s, shard=shard)
 
     async def not_found(http: HttpRequest, __: Exception) -> Response:
         anthropic = "anthropic-version" in http.headers

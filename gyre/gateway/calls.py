@@ -26,6 +26,7 @@ from gyre.gateway.recorder import Recorder, storable
 from gyre.gateway.result import Result
 from gyre.gateway.routing import Router
 from gyre.gateway.session import OPEN_STATES, Session, load_session, reply_to_json
+from gyre.gateway.sharding import ALONE, Shard
 from gyre.gateway.tree import Turn
 from gyre.store.gateway_queries import CallWrite, RolloutFacts, rollouts_by_token
 
@@ -96,8 +97,10 @@ class Calls:
         recorder: Recorder,
         metrics: Metrics,
         dialect: Dialect = PLAIN,
+        shard: Shard = ALONE,
     ) -> None:
         self.dialect = dialect
+        self._shard = shard
         self.run_id = run_id
         self.policy = policy
         self.router = router
@@ -148,6 +151,7 @@ class Calls:
             raise GatewayError(
                 "forbidden", f"This rollout belongs to run {facts.run_id}; this gateway serves {self.run_id}."
             )
+        self._shard.check(token)
         if facts.state not in OPEN_STATES:
             self._forget(token)
             raise GatewayError("forbidden", f"Rollout {facts.id} is over ({facts.state}): it takes no more calls.")

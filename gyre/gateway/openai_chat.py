@@ -21,6 +21,7 @@ _ERROR_TYPES: dict[ErrorKind, tuple[str, str | None]] = {
     "unknown_model": ("invalid_request_error", "model_not_found"),
     "unauthorized": ("invalid_request_error", "invalid_api_key"),
     "forbidden": ("invalid_request_error", "rollout_over"),
+    "misdirected": ("invalid_request_error", "misdirected_request"),
     "not_found": ("invalid_request_error", None),
     "too_large": ("invalid_request_error", "request_too_large"),
     "unavailable": ("server_error", "service_unavailable"),

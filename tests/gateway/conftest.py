@@ -17,6 +17,7 @@ from sqlalchemy import Engine, select, text
 from gyre.config import CellConfig, PolicyConfig, RunConfig, ServingConfig
 from gyre.gateway.app import Gateway, create_app
 from gyre.gateway.policy import Policy
+from gyre.gateway.sharding import ALONE, Shard
 from gyre.harness.registry import dialect_of
 from gyre.serving.launch import EngineProcess
 from gyre.store.db import make_engine, transaction
@@ -82,8 +83,8 @@ def run(policy_path: Path, tmp_path: Path) -> RunConfig:
 class Served:
     """An app under uvicorn on a free port, in this loop."""
 
-    def __init__(self, run: RunConfig, database: str, patience_s: float = 60.0) -> None:
-        app = create_app(run, database, dialect_of(run.harness), write_patience_s=patience_s)
+    def __init__(self, run: RunConfig, database: str, patience_s: float = 60.0, shard: Shard = ALONE) -> None:
+        app = create_app(run, database, dialect_of(run.harness), write_patience_s=patience_s, shard=shard)
         self.gateway: Gateway = app.state.gateway
         self._server = uvicorn.Server(
             uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1, lifespan="on")

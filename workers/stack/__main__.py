@@ -77,7 +77,8 @@ def _plan(data: Path, run_config: Path | None) -> StackPlan:
     before = StackState.read(data)
     wanted = {} if run is None else {name: getattr(run.stack, f"{name}_port") for name in ("temporal", "ui", "gateway")}
     try:
-        ports, changed = choose_ports(wanted, before.ports if before else {})
+        gateways = 1 if run is None else run.stack.gateways
+        ports, changed = choose_ports(wanted, before.ports if before else {}, gateways=gateways)
     except PortError as error:
         fail(str(error))
     for name in changed:

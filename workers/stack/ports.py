@@ -7,6 +7,12 @@ import socket
 
 NAMES = ("postgres", "temporal", "ui", "temporal_http", "temporal_metrics", "gateway")
 
+
+def gateway_names(count: int) -> list[str]:
+    """Names of the gateway's processes, and of their ports: gateway, gateway-1, …"""
+    return ["gateway", *(f"gateway-{i}" for i in range(1, count))]
+
+
 # Below Linux's range of ephemeral ports: there, an outgoing connection of anybody could sit on a port of ours while
 # the process that listens on it is being restarted.
 _RANGE = range(20000, 30000)
@@ -16,14 +22,16 @@ class PortError(Exception):
     """A port that the run file asks for cannot be had; the message is one line."""
 
 
-def choose_ports(wanted: dict[str, int], kept: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+def choose_ports(
+    wanted: dict[str, int], kept: dict[str, int], *, gateways: int = 1
+) -> tuple[dict[str, int], list[str]]:
     """Ports by name: the one `wanted` (nonzero), else the one `kept` from before if free, else any free one.
 
     Returns the ports and the names of kept ports that had to change. Raises PortError where a wanted one is taken.
     """
     chosen: dict[str, int] = {}
     changed: list[str] = []
-    for name in NAMES:
+    for name in (*NAMES, *gateway_names(gateways)[1:]):
         want, keep = wanted.get(name, 0), kept.get(name, 0)
         if want:
             if want in chosen.values() or not is_free(want):

@@ -13,6 +13,7 @@ from gyre.store.server import server_command
 from workers.settings import WorkerSettings
 from workers.stack import health
 from workers.stack.child import ChildSpec
+from workers.stack.ports import gateway_names
 from workflows.names import CONTROL_QUEUE, ROLLOUTS_QUEUE, cell_queue
 
 TEMPORAL_CLI = "1.9.1"
@@ -52,13 +53,18 @@ class StackPlan:
         """SQLAlchemy's URL of the database."""
         return server_command(self.data / "postgres", self.ports["postgres"]).url
 
+    @property
+    def gateways(self) -> list[str]:
+        """Names of the gateway's processes."""
+        return gateway_names(1 if self.run is None else self.run.stack.gateways)
+
     def environment(self) -> dict[str, str]:
         """What every process of the stack gets. GYRE_DATA also marks it as one of this stack's."""
         settings = WorkerSettings(
             database_url=self.database_url,
             temporal_address=f"127.0.0.1:{self.ports['temporal']}",
             temporal_namespace=self.namespace,
-            gateway_url=f"http://127.0.0.1:{self.ports['gateway']}",
+            gateway_url=",".join(f"http://127.0.0.1:{self.ports[name]}" for name in self.gateways),
             data=self.data,
             run_config=self.run_config or self.data / "no-run",
         )
@@ -80,7 +86,7 @@ def run_stages(plan: StackPlan) -> list[list[ChildSpec]]:
     ]
     cells = [_cell(plan, cell.name, env) for cell in plan.run.cells]
     front = [
-        _worker("gateway", "workers.gateway", env, ready=health.http_ok(f"{env['GYRE_GATEWAY_URL']}/health")),
+        *(_gateway(plan, index, env) for index in range(plan.run.stack.gateways)),
         _worker("control", "workers.control", env, ready=_polls(plan, CONTROL_QUEUE)),
     ]
     return [*store_stages(plan), [*front, *host, *cells]]
@@ -130,6 +136,17 @@ def _temporal(plan: StackPlan) -> ChildSpec:
             health.http_ok(f"http://127.0.0.1:{ports['ui']}/"),
         ),
         stop_within_s=10.0,
+    )
+
+
+def _gateway(plan: StackPlan, index: int, env: dict[str, str]) -> ChildSpec:
+    name = plan.gateways[index]
+    return ChildSpec(
+        name=name,
+        argv=[sys.executable, "-m", "workers.gateway", "--index", str(index)],
+        component="gateway",
+        env=env,
+        ready=health.http_ok(f"http://127.0.0.1:{plan.ports[name]}/health"),
     )
 
 
