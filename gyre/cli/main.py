@@ -10,6 +10,7 @@ from typer.exceptions import Abort, TyperException
 
 from gyre.cli.doctor import doctor
 from gyre.cli.errors import CliError
+from gyre.cli.exchange import export, import_
 from gyre.cli.rollouts import rollouts
 from gyre.cli.simulate import simulate_command
 from gyre.cli.sql import sql
@@ -27,6 +28,8 @@ app = typer.Typer(
 )
 for command in (train, up, down, status, rollouts, tree, sql, doctor):
     app.command()(command)
+app.command("export")(export)
+app.command("import")(import_)
 app.command("simulate")(simulate_command)
 
 

@@ -76,9 +76,11 @@ class RunSnapshot:
 
 
 def newest_run(engine: Engine) -> str | None:
-    """The run that was started last; None: there is none."""
+    """The run that was started last, an imported one only where there is no other; None: there is none."""
     with engine.connect() as connection:
-        found: str | None = connection.scalar(text("SELECT id FROM runs ORDER BY started_at DESC LIMIT 1"))
+        found: str | None = connection.scalar(
+            text("SELECT id FROM runs ORDER BY state = 'archived', started_at DESC LIMIT 1")
+        )
     return found
 
 

@@ -63,10 +63,10 @@ class Run(Base):
     """One training run. Written by TrainingRun's activities."""
 
     __tablename__ = "runs"
-    __table_args__ = (_one_of("state", "running", "paused", "done", "stopped", "failed"),)
+    __table_args__ = (_one_of("state", "running", "paused", "done", "stopped", "failed", "archived"),)
     id: Mapped[str] = mapped_column(primary_key=True)
     config: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(server_default="running")  # running | paused | done | stopped | failed
+    state: Mapped[str] = mapped_column(server_default="running")  # as above; archived: imported
     workflow_id: Mapped[str]
     vocabulary: Mapped[str | None]  # of its policy, in token_pieces; NULL: token ids cannot be read as text in SQL
     started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())

@@ -82,7 +82,7 @@ def upgrade() -> None:
         sa.Column("started_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
-            "state IN ('running', 'paused', 'done', 'stopped', 'failed')", name=op.f("ck_runs_state_known")
+            "state IN ('running', 'paused', 'done', 'stopped', 'failed', 'archived')", name=op.f("ck_runs_state_known")
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
     )

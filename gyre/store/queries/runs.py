@@ -26,7 +26,11 @@ def run_row(session: Session, run_id: str) -> Run:
 
 
 def set_run_state(session: Session, run_id: str, state: RunState) -> None:
-    """Set the state; one that ends the run stamps `ended_at`, one that does not clears it. Raises MissingRow."""
-    the_row(session, Run, run_id)
+    """Set the state; one that ends the run stamps `ended_at`, one that does not clears it.
+
+    Raises MissingRow, and ValueError for an archived run: it was imported, and no workflow may go on with it.
+    """
+    if the_row(session, Run, run_id).state == "archived":
+        raise ValueError(f"run {run_id} is an import, which is not trained; give the run file another name or seed")
     ended = func.now() if state in ("done", "stopped", "failed") else None
     session.execute(update(Run).where(Run.id == run_id).values(state=state, ended_at=ended))
