@@ -14,6 +14,7 @@ import orjson
 
 from gyre.gateway.errors import ErrorKind, GatewayError
 from gyre.gateway.messages import Message, Request, ToolCall, system_text
+from gyre.gateway.reading import Reading
 from gyre.gateway.result import Result
 
 API = "anthropic-messages"
@@ -55,17 +56,17 @@ _OPTIONS = (
 )
 
 
-def parse_request(body: bytes, model: str) -> Request:
+def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Request:
     """A request body in normal form. Raises GatewayError naming the field at fault."""
     data = _parse(body, model)
     if "max_tokens" not in data:
         raise _bad("max_tokens", "Field required")
-    return _request(data)
+    return _request(data, reading or Reading())
 
 
 def parse_count(body: bytes, model: str) -> Request:
     """The body of a `count_tokens` request in normal form; it has no `max_tokens`. Raises GatewayError."""
-    return _request(_parse(body, model))
+    return _request(_parse(body, model), Reading())
 
 
 def _parse(body: bytes, model: str) -> dict[str, Any]:
@@ -80,15 +81,14 @@ def _parse(body: bytes, model: str) -> dict[str, Any]:
     return data
 
 
-def _request(data: dict[str, Any]) -> Request:
+def _request(data: dict[str, Any], reading: Reading) -> Request:
     given = data.get("messages")
     if not isinstance(given, list) or not given:
         raise _bad("messages", "at least one message is required")
     messages: list[Message] = []
     if (system := data.get("system")) and (said := _system(system, "system")).content:
         messages.append(said)
-    for i, message in enumerate(given):
-        messages += _messages(message, f"messages.{i}")
+    messages += reading.messages(given, lambda message, i: _messages(message, f"messages.{i}"))
     if not any(m.role != "system" for m in messages):
         raise _bad("messages", "at least one message that is not empty is required")
     tools = _tools(data.get("tools"))
@@ -99,7 +99,7 @@ def _request(data: dict[str, Any]) -> Request:
         api=API,
         messages=tuple(messages),
         tools=tools,
-        parse_tool_calls=bool(tools) and _calls_allowed(data.get("tool_choice")),
+        parse_tool_calls=_calls_allowed(data.get("tool_choice")) and bool(tools),
         stop=_stop(data.get("stop_sequences")),
         max_tokens=max_tokens,
         stream=bool(data.get("stream")),
@@ -337,11 +337,11 @@ def _content(result: Result) -> Iterator[dict[str, Any]]:
 def _input(arguments: str) -> Any:
     """A tool's input as it was sampled, number for number; always an object, as the API has it."""
     try:
-        value = orjson.loads(arguments or "{}")
+        value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         value = None
     if isinstance(value, dict):
-        return orjson.Fragment(arguments or "{}")
+        return orjson.Fragment(arguments)
     return {RAW_ARGUMENTS: arguments}
 
 

@@ -105,6 +105,8 @@ def _same(ours: Any, theirs: Any) -> bool:
         return len(ours) == len(theirs) and all(map(_same, ours, theirs))
     if isinstance(ours, str) and isinstance(theirs, str):
         return _trimmed(ours) == _trimmed(theirs)
+    if isinstance(ours, int | float) and isinstance(theirs, int | float) and bool not in (type(ours), type(theirs)):
+        return ours == theirs or float(ours) == float(theirs)  # its numbers have 53 bits
     if isinstance(ours, str) and isinstance(theirs, bool | int | float):
         return ours.strip() == json.dumps(theirs)  # "2000" comes back as 2000, "false" as false
     return type(ours) is type(theirs) and bool(ours == theirs)
