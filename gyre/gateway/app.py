@@ -225,7 +225,9 @@ class Gateway:
             token = _token(http)
             body = await _body(http)
             session = await self.calls.session(token)
-            request = self.dialect.normalise((parse or wire.parse_request)(body, self.run.policy.name))
+            name = self.run.policy.name
+            parsed = wire.parse_request(body, name, session.reading) if parse is None else parse(body, name)
+            request = self.dialect.normalise(parsed)
         except GatewayError as error:
             return _error(error, wire)
         hint = self.dialect.hint(http.headers, request)

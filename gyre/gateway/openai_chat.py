@@ -9,6 +9,7 @@ import orjson
 
 from gyre.gateway.errors import ErrorKind, GatewayError
 from gyre.gateway.messages import Message, Request, ToolCall, system_text
+from gyre.gateway.reading import Reading
 from gyre.gateway.result import Result
 
 API = "openai-chat"
@@ -55,7 +56,7 @@ _OPTIONS = (
 )
 
 
-def parse_request(body: bytes, model: str) -> Request:
+def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Request:
     """A request body in normal form. Raises GatewayError naming the field at fault.
 
     A forced tool_choice and a JSON response_format are taken for wishes: to enforce them would change the distribution
@@ -81,7 +82,7 @@ def parse_request(body: bytes, model: str) -> Request:
     stream_options = data.get("stream_options") or {}
     return Request(
         api=API,
-        messages=tuple(parse_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
+        messages=tuple((reading or Reading()).messages(messages, lambda m, i: [parse_message(m, f"messages[{i}]")])),
         tools=tools,
         parse_tool_calls=bool(tools) and tool_calls,
         stop=_stop(data.get("stop")),

@@ -17,6 +17,7 @@ from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Message, Request, ToolCall, system_text
 from gyre.gateway.openai_chat import json_object, positive_integer
 from gyre.gateway.openai_responses_answer import RAW_INPUT, chunks, error_body, error_event, response, summary_of
+from gyre.gateway.reading import Reading
 
 __all__ = [
     "API", "PING", "chunks", "error_body", "error_event", "parse_compact", "parse_message", "parse_request", "response",
@@ -71,7 +72,7 @@ _OPTIONS = (
 Item = dict[str, Any]
 
 
-def parse_request(body: bytes, model: str) -> Request:
+def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Request:
     """The body of `POST /v1/responses` in normal form. Raises GatewayError naming the field at fault.
 
     An input that ends with a `compaction_trigger` asks for a compaction; the answer is one item then.

@@ -14,6 +14,7 @@ from gyre.gateway.kinds import Kinds, Opening, system_of
 from gyre.gateway.messages import Message, Request, ToolCall
 from gyre.gateway.nodes import Node, of_rows
 from gyre.gateway.prompt_text import PromptText
+from gyre.gateway.reading import Reading
 from gyre.gateway.tree import Tree, Turn
 from gyre.gateway.wire import FORMATS
 from gyre.store.gateway_queries import RolloutFacts, load_tree
@@ -37,6 +38,7 @@ class Session:
     checked_at: float
     """Loop time at which `facts` was read."""
     kinds: Kinds = field(default_factory=Kinds)
+    reading: Reading = field(default_factory=Reading)
     texts: PromptText = field(default_factory=PromptText)
     begun: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rows of the calls that run, by call id, as they are written when they begin."""

@@ -1,13 +1,16 @@
 """A rollout's live tree: the turns of messages, which of them a request goes on from, and why it forks where it does.
 
 Matching walks down from the roots and compares each message once, text against text, so that it costs about as much as
-reading the request. An echo that is not equal byte for byte is judged by the dialect once; its hash is remembered.
+reading the request; from the last match on where the request's messages are the very objects of the one before. An
+echo that is not equal byte for byte is judged by the dialect once; its hash is remembered.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 
 from gyre.gateway.messages import Message, difference
 from gyre.gateway.nodes import Node, Nodes
@@ -52,6 +55,44 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class _Walk:
+    """A match: the turns from the root to the deepest one, and how many of `messages` each covers.
+
+    A later request that begins with the very same objects (`gyre.gateway.reading`) begins with these turns.
+    """
+
+    messages: Sequence[Message]
+    tools_key: str
+    turns: list[Turn]
+    ends: list[int]
+
+    @classmethod
+    def to(cls, turn: Turn, messages: Sequence[Message], tools_key: str, before: _Walk | None) -> _Walk:
+        """The walk that ends at `turn`; `before` spares the part that both have in common."""
+        known = {} if before is None else {id(before.turns[-1]): before}
+        new: list[Turn] = []
+        at: Turn | None = turn
+        while at is not None and id(at) not in known:
+            new.append(at)
+            at = at.parent
+        turns, ends = ([], []) if at is None or before is None else (before.turns[:], before.ends[:])
+        end = ends[-1] if ends else 0
+        for step in reversed(new):
+            end += len(step.messages) + 1
+            turns.append(step)
+            ends.append(end)
+        return cls(messages, tools_key, turns, ends)
+
+    def within(self, messages: Sequence[Message]) -> Match | None:
+        """The deepest of its turns that `messages` begin with, object for object."""
+        same = next((i for i, one in enumerate(map(is_, self.messages, messages)) if not one), None)
+        if same is None:
+            same = min(len(self.messages), len(messages))
+        deepest = bisect_right(self.ends, same) - 1
+        return None if deepest < 0 else Match(self.turns[deepest], self.ends[deepest])
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """The deepest turn whose conversation begins a request, and the number of messages that it covers."""
 
@@ -67,6 +108,8 @@ class Tree:
         self.roots: list[Turn] = []
         self.by_call: dict[int, Turn] = {}
         self._difference = difference
+        self._walks: dict[str, _Walk] = {}
+        """The newest match of each agent."""
 
     def add(self, turn: Turn) -> None:
         """Insert a finished turn under its parent."""
@@ -82,8 +125,15 @@ class Tree:
 
         Of equals, one of the same agent; then the one with the most tool-call ids in common; then the latest.
         """
-        best, rank = Match(None, 0), (0, False, 0, -1)
-        stack = [(root, 0, 0) for root in self.roots if root.tools_key == tools_key]
+        before = self._walks.get(agent)
+        known = None if before is None or before.tools_key != tools_key else before.within(messages)
+        if known is None:
+            best, rank = Match(None, 0), (0, False, 0, -1)
+            stack = [(root, 0, 0) for root in self.roots if root.tools_key == tools_key]
+        else:
+            assert known.turn is not None
+            best, rank = known, (known.position, known.turn.agent == agent, 0, -1)
+            stack = [(child, known.position, 0) for child in known.turn.children]
         while stack:
             turn, at, ids = stack.pop()
             end = at + len(turn.messages)
@@ -97,6 +147,8 @@ class Tree:
             if mine > rank:
                 best, rank = Match(turn, end + 1), mine
             stack += [(child, end + 1, ids) for child in turn.children]
+        if best.turn is not None:
+            self._walks[agent] = _Walk.to(best.turn, messages, tools_key, before)
         return best
 
     def fork_reason(self, match: Match, messages: Sequence[Message], tools_key: str, agent: str = "") -> str | None:

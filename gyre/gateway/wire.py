@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from gyre.gateway import anthropic_messages, openai_chat, openai_responses
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Message, Request
+from gyre.gateway.reading import Reading
 from gyre.gateway.result import Result
 
 
@@ -19,8 +20,8 @@ class WireFormat(Protocol):
     PING: bytes
     """What keeps a stream alive while the answer is not there."""
 
-    def parse_request(self, body: bytes, model: str) -> Request:
-        """A request body in normal form. Raises GatewayError."""
+    def parse_request(self, body: bytes, model: str, reading: Reading | None = None) -> Request:
+        """A request body in normal form; `reading` knows what came before. Raises GatewayError."""
 
     def parse_message(self, data: Any, where: str) -> Message:
         """One message in normal form, from what `Message.raw` holds: a piece of wire that is exactly one message.
