@@ -58,8 +58,8 @@ def _in(step: int, seconds: float) -> dt.datetime:
 def _step(s: Session, index: int) -> None:
     world = make_world(s, groups=1, size=4, index=index)
     for rollout, reward in zip(world.rollouts[0], REWARDS[index], strict=True):
-        first = add_call(s, rollout, prompt=50, generated=10)
-        add_call(s, rollout, first, prompt=20, generated=5)
+        first = add_call(s, rollout, prompt=50, generated=10, versions=[[index, 0, 10]])
+        add_call(s, rollout, first, prompt=20, generated=5, versions=[[index, 0, 5]])
         queries.set_rollout(s, rollout, harness_started_at=_in(index, 1), harness_ended_at=_in(index, 18))
         settle(s, rollout, reward)
         s.execute(
