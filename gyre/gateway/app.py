@@ -258,7 +258,7 @@ class Gateway:
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """GET /metrics, for Prometheus."""
-        self.metrics.waiting.set(self.router.waiting)
+        self.metrics.see(self.router.view(), self.router.waiting, len(self.calls.sessions))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def cells(self, _: HttpRequest) -> Response:

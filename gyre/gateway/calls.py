@@ -237,6 +237,9 @@ class Calls:
         began = self._recorder.post(CallWrite(call_id, begin, kinds=planned.verdict.changes))
         if planned.fork_reason is not None:
             self.metrics.forks.labels(planned.fork_reason).inc()
+        self.metrics.kinds.labels(planned.kind).inc()
+        for kind in planned.verdict.changes.values():
+            self.metrics.relabelled.labels(kind).inc()
         ask = Ask(
             rollout_id=session.facts.id,
             min_version=session.facts.min_version,
@@ -250,7 +253,6 @@ class Calls:
             preferred=session.last_cell if planned.turn is None else planned.turn.cell,
         )
         answer = Answer()
-        asked = time.perf_counter()
         try:
             await generate(ask, answer, self.router, self.engines, self.metrics)
         except BaseException:
@@ -258,7 +260,6 @@ class Calls:
             await asyncio.shield(self._record(session, planned, begin, began, answer, {"status": "incomplete"}))
             raise
         live.committing = True
-        generated = time.perf_counter()
         assert answer.finish is not None
         tail = planned.new_ids if planned.twin is None else planned.twin.prompt.ids
         reply = self.policy.reply(tail, answer.ids, request.tools, request.parse_tool_calls, request.stop)
@@ -293,7 +294,7 @@ class Calls:
         session.texts.keep(call_id, ask.prompt, answer.ids, None if planned.anchor is None else planned.anchor.call_id)
         if parent is not None:  # what a turn goes on from was delivered
             session.undelivered.pop(parent.request_hash, None)
-        self._count(planned, answer, total=time.perf_counter() - clock, engine=generated - asked)
+        self._count(planned, answer, time.perf_counter() - clock)
         return Result.of(turn)
 
     def _begin(
@@ -353,17 +354,19 @@ class Calls:
             except BaseException:
                 session.stale = True
                 raise
+            self.metrics.splits.inc(len(placing.splits))
             return placing.apply(complete=end["status"] == "complete")
 
-    def _count(self, planned: Plan, answer: Answer, *, total: float, engine: float) -> None:
+    def _count(self, planned: Plan, answer: Answer, total: float) -> None:
         tokens, seconds = self.metrics.tokens, self.metrics.seconds
         tokens.labels("prompt").inc(planned.prompt_length)
         tokens.labels("new").inc(planned.tokenised)
         tokens.labels("cached").inc(answer.cached_tokens or 0)
         tokens.labels("generated").inc(len(answer.ids))
         seconds.labels("total").observe(total)
-        seconds.labels("engine").observe(engine)
-        seconds.labels("overhead").observe(total - engine)
+        seconds.labels("waiting").observe(answer.waited)
+        seconds.labels("engine").observe(answer.generating)
+        seconds.labels("overhead").observe(total - answer.waited - answer.generating)
 
     async def close(self) -> None:
         """End what runs; each call is recorded as incomplete."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,12 @@ class Answer:
     cached_tokens: int | None = None
     routed_at: dt.datetime | None = None
     first_token_at: dt.datetime | None = None
+    cached_here: int = 0
+    """Of the newest engine's prompt."""
+    waited: float = 0.0
+    """Seconds without a cell."""
+    generating: float = 0.0
+    """Seconds with one."""
 
     def add_spans(self, offset: int, spans: list[tuple[str, int, int]], fallback: int) -> None:
         """Replace the spans from `offset` on by one engine's, which count from its own first token."""
@@ -88,10 +95,13 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
         if left <= 0:
             answer.finish = "length"
             return
+        waits = time.perf_counter()
         lease = await router.acquire(
             ask.rollout_id, ask.min_version, ask.preferred, tokens=ask.prompt_tokens + ask.max_tokens
         )
-        before = len(answer.ids)
+        before, began = len(answer.ids), time.perf_counter()
+        answer.waited += began - waits
+        answer.cached_here = 0
         try:
             await _one_engine(ask, answer, lease, left, engines)
             if answer.finish is not None or len(answer.ids) > before:
@@ -110,6 +120,12 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
             )  # fmt: skip
         finally:
             router.release(lease)
+            took, tokens = time.perf_counter() - began, metrics.cell_tokens
+            answer.generating += took
+            metrics.cell_seconds.labels(lease.cell).observe(took)
+            tokens.labels(lease.cell, "prompt").inc(ask.prompt_tokens + before)
+            tokens.labels(lease.cell, "cached").inc(answer.cached_here)
+            tokens.labels(lease.cell, "generated").inc(len(answer.ids) - before)
         if answer.ids and answer.ids[-1] in ask.stop_ids:
             answer.finish = "stop"  # its last word arrived, its finish did not
 
@@ -137,6 +153,7 @@ async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, engines
     def take(chunk: Chunk) -> None:
         if chunk.ids and answer.first_token_at is None:
             answer.first_token_at = _now()
+        answer.cached_here = answer.cached_here or chunk.cached_tokens
         if answer.cached_tokens is None:
             answer.cached_tokens = chunk.cached_tokens
         answer.ids += chunk.ids

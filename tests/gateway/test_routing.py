@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gyre.gateway.routing import Lease, Router
+from gyre.gateway.routing import PATIENCE, Lease, Router
 from gyre.store.gateway_queries import CellRow
 
 
@@ -119,4 +119,92 @@ async def test_a_waiter_that_is_cancelled_in_the_moment_of_a_grant() -> None:
         await leaver
     router.release(await asyncio.wait_for(stayer, 1))
     assert router.view()[0]["running"] == 0
+    assert router.waiting == 0
+
+
+def roomy(name: str, kv_tokens: int, running: int = 8) -> CellRow:
+    return CellRow(name, f"http://{name}", True, 0, running, "i", kv_tokens)
+
+
+async def test_a_cell_takes_no_more_than_its_cache_holds() -> None:
+    router = Router()
+    router.apply([roomy("a", 1000)])
+    held = [await router.acquire(f"r{i}", 0, None, tokens=400) for i in range(2)]
+    third = asyncio.create_task(router.acquire("r2", 0, None, tokens=400))
+    small = await asyncio.wait_for(router.acquire("r3", 0, None, tokens=200), 1)
+    await settle()
+    assert not third.done()
+    assert router.view()[0]["tokens"] == 1000
+    router.release(held[0])
+    await asyncio.wait_for(third, 1)
+    for lease in (held[1], small, third.result()):
+        router.release(lease)
+    assert router.view()[0]["tokens"] == 0
+    huge = await asyncio.wait_for(router.acquire("r", 0, None, tokens=5000), 1)
+    assert huge.tokens == 5000, "what fits nowhere is taken by an empty cell"
+
+
+async def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
+    """Short calls keep coming and always fit; the long one gets in all the same, after a bounded number of them."""
+    router = Router()
+    router.apply([roomy("a", 1000), roomy("b", 1000)])
+    running = [await router.acquire(f"s{i}", 0, None, tokens=300) for i in range(6)]
+    long = asyncio.create_task(router.acquire("long", 0, None, tokens=900))
+    await settle()
+    let_in = 0
+    for i in range(200):
+        waiting = asyncio.create_task(router.acquire(f"t{i}", 0, None, tokens=300))
+        await settle()
+        router.release(running.pop(0))
+        await settle()
+        if waiting.done():
+            let_in += 1
+            running.append(waiting.result())
+        if long.done():
+            break
+        if not running:
+            break
+    assert long.done()
+    assert let_in <= PATIENCE + 1
+
+
+async def test_a_rollout_with_many_calls_running_comes_after_those_with_fewer() -> None:
+    router = Router()
+    router.apply([row("a", running=4)])
+    held = [await router.acquire("greedy", 0, None) for _ in range(4)]
+    more = [asyncio.create_task(router.acquire("greedy", 0, None)) for _ in range(3)]
+    await settle()
+    modest = asyncio.create_task(router.acquire("modest", 0, None))
+    await settle()
+    router.release(held.pop())
+    await settle()
+    assert modest.done()
+    assert not any(m.done() for m in more)
+    for task in more:
+        task.cancel()
+
+
+async def test_a_long_prefix_is_worth_a_fuller_cell_and_a_short_one_is_not() -> None:
+    router = Router()
+    router.apply([roomy("a", 100_000, running=64), roomy("b", 100_000, running=64)])
+    for i in range(20):
+        await router.acquire(f"r{i}", 0, "a", tokens=100)
+    on_a = next(c for c in router.view() if c["name"] == "a")["running"]
+    assert isinstance(on_a, int)
+    assert 10 < on_a < 14, "a few places, not a queue"
+    assert (await router.acquire("x", 0, "a", tokens=50_000)).cell == "a"
+
+
+async def test_cells_that_join_take_what_waits() -> None:
+    router = Router()
+    calls = [asyncio.create_task(router.acquire(f"r{i}", 0, None, tokens=10)) for i in range(3)]
+    await settle()
+    assert router.waiting == 3
+    router.apply([roomy("new", 1000)])
+    leases = await asyncio.wait_for(asyncio.gather(*calls), 1)
+    assert {lease.cell for lease in leases} == {"new"}
+    router.apply([])
+    assert all(lease.revoked.is_set() for lease in leases)
+    for lease in leases:
+        router.release(lease)
     assert router.waiting == 0
