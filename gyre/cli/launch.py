@@ -26,7 +26,7 @@ SOURCE = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 
 
-MAY_CHANGE = frozenset({"steps", "stack"})
+MAY_CHANGE = frozenset({"steps", "stack", "retention"})
 """Tables and fields of a run file that a resumed run may have changed."""
 
 

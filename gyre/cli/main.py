@@ -11,6 +11,7 @@ from typer.exceptions import Abort, TyperException
 from gyre.cli.doctor import doctor
 from gyre.cli.errors import CliError
 from gyre.cli.exchange import export, import_
+from gyre.cli.prune import prune
 from gyre.cli.rollouts import rollouts
 from gyre.cli.simulate import simulate_command
 from gyre.cli.sql import sql
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (train, up, down, status, rollouts, tree, sql, doctor):
+for command in (train, up, down, status, rollouts, tree, sql, prune, doctor):
     app.command()(command)
 app.command("export")(export)
 app.command("import")(import_)

@@ -331,6 +331,19 @@ class CheckpointConfig(Section):
     """Newest checkpoints that stay on disk."""
 
 
+class RetentionConfig(Section):
+    """What `gyre prune` removes. Nothing goes by itself, and nothing of a step whose optimizer step is not done."""
+
+    folders: int | None = Field(None, ge=0)
+    """Newest trained steps, and newest evaluations, whose rollouts' folders stay; none: all stay."""
+    requests: int | None = Field(None, ge=0)
+    """Newest trained steps, and newest evaluations, whose raw request messages stay; none: all stay."""
+    cpu_days: float | None = Field(None, ge=0)
+    """Days for which CPU samples stay; none: for ever."""
+    log_mb: int | None = Field(None, ge=1)
+    """Megabytes that stay of each process's log, its end; none: all."""
+
+
 class StackConfig(Section):
     """The local stack. Port 0 means: any free one."""
 
@@ -379,6 +392,8 @@ class RunConfig(Section):
     """Held-out measurement."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Durability of weights and optimizer."""
+    retention: RetentionConfig = RetentionConfig()
+    """What `gyre prune` removes."""
     stack: StackConfig = StackConfig()
     """The local stack."""
 

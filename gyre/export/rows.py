@@ -6,6 +6,7 @@ row follows it. Tokens of rollouts (path prefixes, API keys) never leave: an imp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,8 @@ TABLES: dict[str, Table] = {name: Base.metadata.tables[name] for name in _WHERE}
 SECRET = {"rollouts": ("token",)}
 """Columns that are never exported."""
 _BATCH = 500
+_RUN = re.compile(r"[a-z0-9][a-z0-9-]*")
+_ROLLOUT = re.compile(r"([a-z0-9][a-z0-9-]*)/([se]\d+/\d+/\d+)")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class Importer:
             raise ExportError(f"one run at a time: found {sorted({self._old_run, *(r['id'] for r in batch)} - {''})}")
         self._old_run = str(batch[0]["id"])
         self.run_id = self.run_id or self._old_run
+        if not _RUN.fullmatch(self.run_id):
+            raise ExportError(f"run {self.run_id!r}: a name is small letters, digits and dashes; give one with --as")
         if self._connection.scalar(text("SELECT 1 FROM runs WHERE id = :run"), {"run": self.run_id}) is not None:
             raise ExportError(f"run {self.run_id} is in this database already; give it another name with --as")
 
@@ -172,10 +177,11 @@ class Importer:
             raise ExportError(f"{what}: row {old} of {table} is missing; the export is not whole") from None
 
     def _renamed(self, rollout_id: str) -> str:
-        prefix = f"{self._old_run}/"
-        if not rollout_id.startswith(prefix):
-            raise ExportError(f"rollouts: {rollout_id!r} is not of run {self._old_run}")
-        return f"{self.run_id}/{rollout_id.removeprefix(prefix)}"
+        # Names of rollouts become folders: nothing else may come in as one.
+        parts = _ROLLOUT.fullmatch(rollout_id)
+        if parts is None or parts[1] != self._old_run:
+            raise ExportError(f"rollouts: {rollout_id!r} is no rollout of run {self._old_run}")
+        return f"{self.run_id}/{parts[2]}"
 
     def _insert(self, table: str, rows: list[Row]) -> None:
         names = list(rows[0])
