@@ -22,6 +22,7 @@ from pathlib import Path
 
 from gyre.config import CellConfig
 from gyre.serving.process import child_setup
+from gyre.training.hf_config import UnsupportedModelError, check_layout, read_shape
 from gyre.training.protocol import RENDEZVOUS
 from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
@@ -41,9 +42,14 @@ def main() -> None:
         fail(f"--cell: the run has no cell {parsed.cell!r}; its cells are {[c.name for c in settings.run.cells]}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     incarnation = uuid.uuid4().hex
-    if cell.layout.ranks > 1 and RENDEZVOUS not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
-        _start_followers(parsed.socket, cell.layout.ranks, incarnation)
-    rank = int(os.environ.get("RANK", "0")) if cell.layout.ranks > 1 else 0
+    layout = cell.layout
+    if layout.ranks > 1 and RENDEZVOUS not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
+        try:  # while there is one process to say so
+            check_layout(read_shape(settings.run.policy.path), layout.tensor_parallel, layout.pipeline_parallel)
+        except UnsupportedModelError as error:
+            fail(f"cell {cell.name}: {error}")
+        _start_followers(parsed.socket, layout.ranks, incarnation)
+    rank = int(os.environ.get("RANK", "0")) if layout.ranks > 1 else 0
     _pin(cell, rank)
     if rank > 0:
         _follow(settings, cell)

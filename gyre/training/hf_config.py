@@ -122,6 +122,33 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
+def check_layout(shape: ModelShape, tensor_parallel: int, pipeline_parallel: int) -> None:
+    """Raise UnsupportedModelError where a model of this shape cannot be split so; the message names the field."""
+    for name, size in (
+        ("num_attention_heads", shape.heads),
+        ("num_key_value_heads", shape.kv_heads),
+        ("intermediate_size", shape.ffn),
+    ):
+        if size % tensor_parallel:
+            raise UnsupportedModelError(
+                f"layout.tensor_parallel = {tensor_parallel}: must divide the policy's {name}, {size}"
+            )
+    if shape.vocab <= (tensor_parallel - 1) * vocab_rows(shape, tensor_parallel):
+        raise UnsupportedModelError(
+            f"layout.tensor_parallel = {tensor_parallel}: the vocabulary of {shape.vocab} is too small to be split so"
+        )
+    if shape.layers % pipeline_parallel:
+        raise UnsupportedModelError(
+            f"layout.pipeline_parallel = {pipeline_parallel}: must divide the policy's num_hidden_layers, "
+            f"{shape.layers}"
+        )
+
+
+def vocab_rows(shape: ModelShape, tensor_parallel: int) -> int:
+    """Rows of the vocabulary on each of so many ranks; the last one's are filled up."""
+    return -(-shape.vocab // tensor_parallel)
+
+
 def _rope_theta(data: Mapping[str, Any], where: str) -> float:
     # transformers 5 writes rope_parameters; earlier versions rope_theta and rope_scaling.
     parameters = data.get("rope_parameters") or {}

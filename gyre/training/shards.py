@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gyre.training.hf_config import ModelShape, UnsupportedModelError, hf_shapes
+from gyre.training.hf_config import ModelShape, hf_shapes, vocab_rows
 
 EMBEDDING = "model.embed_tokens.weight"
 _SPLIT_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -48,31 +48,9 @@ class Shard:
 WHOLE = Shard()
 
 
-def check_layout(shape: ModelShape, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Raise UnsupportedModelError where a model of this shape cannot be split so; the message names the field."""
-    for name, size in (
-        ("num_attention_heads", shape.heads),
-        ("num_key_value_heads", shape.kv_heads),
-        ("intermediate_size", shape.ffn),
-    ):
-        if size % tensor_parallel:
-            raise UnsupportedModelError(
-                f"layout.tensor_parallel = {tensor_parallel}: must divide the policy's {name}, {size}"
-            )
-    if shape.vocab <= (tensor_parallel - 1) * _vocab_rows(shape, tensor_parallel):
-        raise UnsupportedModelError(
-            f"layout.tensor_parallel = {tensor_parallel}: the vocabulary of {shape.vocab} is too small to be split so"
-        )
-    if shape.layers % pipeline_parallel:
-        raise UnsupportedModelError(
-            f"layout.pipeline_parallel = {pipeline_parallel}: must divide the policy's num_hidden_layers, "
-            f"{shape.layers}"
-        )
-
-
 def padded_vocab(shape: ModelShape, tensor_parallel: int) -> int:
     """Rows of Megatron's embedding over all ranks: the last rank's are filled up with zeros, which are no tokens."""
-    return _vocab_rows(shape, tensor_parallel) * tensor_parallel
+    return vocab_rows(shape, tensor_parallel) * tensor_parallel
 
 
 def local_shape(shape: ModelShape, shard: Shard) -> ModelShape:
@@ -84,7 +62,7 @@ def local_shape(shape: ModelShape, shard: Shard) -> ModelShape:
         heads=shape.heads // shard.tp,
         kv_heads=shape.kv_heads // shard.tp,
         ffn=shape.ffn // shard.tp,
-        vocab=_vocab_rows(shape, shard.tp),
+        vocab=vocab_rows(shape, shard.tp),
     )
 
 
@@ -181,7 +159,3 @@ def _is_owner(name: str, shape: ModelShape, shard: Shard) -> bool:
     if name == EMBEDDING and not shard.first:
         return False
     return shard.tp_rank == 0 or _split_dimension(name) is not None
-
-
-def _vocab_rows(shape: ModelShape, tensor_parallel: int) -> int:
-    return -(-shape.vocab // tensor_parallel)

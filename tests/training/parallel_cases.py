@@ -14,16 +14,16 @@ from gyre.training.hf_config import ModelShape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.model import build_policy
 from gyre.training.optimizer_state import export_state, import_state
-from gyre.training.streaming import StreamingStep
+from gyre.training.streaming import NonFiniteError, StreamingStep
 from gyre.trajectory.packed import TreeRow
 from tests.training.conftest import random_weights
 
 
-def shape(family: str, tied: bool, vocab: int) -> ModelShape:
-    """Four layers, small and odd enough to hide nothing."""
+def shape(family: str, tied: bool, vocab: int, layers: int = 2) -> ModelShape:
+    """Small, and odd enough to hide nothing."""
     return ModelShape(
-        family=family, layers=4, hidden=24, ffn=36, heads=4, kv_heads=2, head_dim=8, vocab=vocab, max_positions=512,
-        norm_eps=1e-6, rope_theta=1e4, tied=tied,
+        family=family, layers=layers, hidden=24, ffn=36, heads=4, kv_heads=2, head_dim=8, vocab=vocab,
+        max_positions=512, norm_eps=1e-6, rope_theta=1e4, tied=tied,
     )  # fmt: skip
 
 
@@ -35,12 +35,17 @@ class Case:
     tied: bool
     vocab: int
     dtype: torch.dtype
+    layers: int = 2
     recompute: bool = False
     clip: float = 0.0
 
+    @property
+    def shape(self) -> ModelShape:
+        return shape(self.family, self.tied, self.vocab, self.layers)
+
 
 CASES = {
-    "qwen3, tied, float64": Case("qwen3", True, 97, torch.float64),
+    "qwen3, tied, float64": Case("qwen3", True, 97, torch.float64, layers=4),
     "qwen3, tied, float32, clipped": Case("qwen3", True, 97, torch.float32, clip=1e-3),
     "llama, untied, float64, recompute": Case("llama", False, 61, torch.float64, recompute=True),
     "qwen2, untied, float32": Case("qwen2", False, 64, torch.float32),
@@ -107,18 +112,34 @@ def parts(work: Work) -> Any:
     return lambda policy: policy.target_logprobs(work.row, work.ids, work.query), loss
 
 
+def spoiled(work: Work) -> Any:
+    """The same with a loss that is not a number."""
+    forward, loss = parts(work)
+    return forward, lambda found: (loss(found)[0] * torch.nan, None)
+
+
+def refusal(work: Any) -> str:
+    """What a NonFiniteError says that every rank raises."""
+    try:
+        work()
+    except NonFiniteError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
 def works(case: Case) -> list[Work]:
-    """Packed sequences, and random trees."""
+    """Packed sequences, and random trees, others for every case."""
+    seed = list(CASES.values()).index(case) * 10
     plain = TreeRow.sequences((9, 1, 30, 2, 17))
     return [
-        random_work(0, case.vocab, case.dtype, plain),
-        *(random_work(seed, case.vocab, case.dtype) for seed in (1, 2)),
+        random_work(seed, case.vocab, case.dtype, plain),
+        *(random_work(seed + i + 1, case.vocab, case.dtype) for i in range(case.layers // 2)),
     ]
 
 
 def compute(case: Case, layout: LayoutConfig) -> dict[str, Any]:
     """Everything a trainer makes of the case, whole, on rank 0."""
-    model = shape(case.family, case.tied, case.vocab)
+    model = case.shape
     policy = build_policy(model, dtype=case.dtype, recompute=case.recompute, layout=layout)
     leader = policy.shard.tp_rank == policy.shard.pp_rank == 0
     weights = {n: t.to(case.dtype) for n, t in random_weights(model).items()}
@@ -133,7 +154,8 @@ def compute(case: Case, layout: LayoutConfig) -> dict[str, Any]:
     stream.begin()
     found["logs"] = [stream.micro_batch(*parts(work)) for work in works(case)]
     found["gradients"] = gradients()
-    found["evaluated"] = [stream.micro_batch(*parts(work), train=False) for work in works(case)]
+    found["refused"] = [refusal(lambda: stream.micro_batch(*spoiled(works(case)[0])))]
+    found["evaluated"] = stream.micro_batch(*parts(works(case)[1]), train=False)
     found["gradients after evaluation"] = gradients()
     if layout.pipeline_parallel > 1:
         stream.begin()
@@ -143,6 +165,10 @@ def compute(case: Case, layout: LayoutConfig) -> dict[str, Any]:
     found["stepped"] = policy.export_hf()
     found["state"] = export_state(policy, stream.optimizer)
 
+    stream.begin()
+    if leader:  # nobody else sees it
+        next(policy.model.parameters()).main_grad[0] = torch.inf
+    found["refused"].append(refusal(lambda: stream.finish(1)))
     for again in (False, True):  # this trainer goes on, then another one goes on from its state
         if again:
             policy.load_hf(dict(found["stepped"]) if leader else None)

@@ -17,7 +17,7 @@ Job = tuple[int, Callable[..., Any], tuple[Any, ...]]
 """Ranks, a module's own function, its arguments."""
 
 
-def on_ranks(jobs: Sequence[Job], folder: Path, *, timeout_s: float = 300) -> list[Any]:
+def on_ranks(jobs: Sequence[Job], folder: Path, *, timeout_s: float = 900) -> list[Any]:
     """What each job's function gives on its rank 0, called on as many ranks, which find each other.
 
     Raises AssertionError with what the ranks wrote where one of them fails.

@@ -18,6 +18,8 @@ from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.store.models import MicroBatch
 from gyre.training.batch import pack_rows
+from gyre.training.client import TrainerClient
+from gyre.training.protocol import TrainerStatus
 from gyre.training.trainer import Trainer
 from gyre.training.weights import read_hf_weights
 from tests.training.test_process import Processes, work
@@ -47,7 +49,7 @@ def followers(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def wait_gone(pid: int, timeout_s: float = 60) -> None:
+def wait_gone(pid: int, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(FileNotFoundError):
         while "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
@@ -55,12 +57,22 @@ def wait_gone(pid: int, timeout_s: float = 60) -> None:
             time.sleep(0.05)
 
 
+async def ready(processes: Processes, client: TrainerClient) -> TrainerStatus:
+    """Wait for the process started last."""
+    process = processes.running[-1]
+    waiting = asyncio.create_task(client.wait_ready(600))
+    while not waiting.done():
+        assert process.poll() is None, f"the trainer ended with code {process.returncode}; see its log"
+        await asyncio.wait([waiting], timeout=0.2)
+    return waiting.result()
+
+
 async def test_a_step_over_two_layouts_is_the_step_of_one_process(world, processes):
     step_id = world.step(0)
     central = processes.start("workers.trainer", cell="alpha")
+    await ready(processes, central)
     satellite = processes.start("workers.trainer", cell="beta")
-    incarnation = (await satellite.wait_ready()).incarnation
-    await central.wait_ready()
+    incarnation = (await ready(processes, satellite)).incarnation
 
     await asyncio.gather(central.begin(step_id), satellite.load(0))
     await satellite.begin(step_id)
@@ -94,8 +106,19 @@ async def test_a_step_over_two_layouts_is_the_step_of_one_process(world, process
     # No rank outlives the others.
     leader, [follower] = processes.running[1], followers(processes.running[1].pid)
     leader.send_signal(signal.SIGKILL)
-    leader.wait(60)
+    leader.wait(120)
     [other] = followers(processes.running[0].pid)
     os.kill(other, signal.SIGKILL)
-    assert processes.running[0].wait(60) == 1
+    assert processes.running[0].wait(120) == 1
     wait_gone(follower)
+
+
+def test_a_layout_that_does_not_fit_the_policy_ends_the_process_with_one_clear_line(world, processes, tmp_path):
+    cells = [cell.model_copy(update={"layout": LayoutConfig(tensor_parallel=3)}) for cell in world.config.cells]
+    broken = world.config.model_copy(update={"cells": cells})
+    processes.settings.run_config.write_text(broken.model_dump_json())
+    processes.start("workers.trainer")
+    assert processes.running[0].wait(120) == 2
+    said = (tmp_path / "alpha-0.log").read_text()
+    expected = "layout.tensor_parallel = 3: must divide the policy's num_attention_heads, 4"
+    assert said == f"gyre: cell alpha: {expected}\n"
