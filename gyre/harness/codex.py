@@ -26,8 +26,8 @@ PATIENCE_MS = 7_200_000
 """A model call waits while cells change roles or weights move; the harness must see only time."""
 RETRIES = 10
 """For requests and streams that fail; the time between two doubles, from 0.2 s on."""
-KEPT_FREE = 0.1
-"""Share of the context that an answer and what its tools return may need, beyond the longest answer."""
+TOOL_OUTPUT = 12_000
+"""Tokens that must be free for what a tool returns: Codex cuts an output to about 10,000."""
 
 # No call home, and no tool that OpenAI's servers would run.
 _FIXED: dict[str, object] = {
@@ -140,10 +140,10 @@ class Codex:
 def compaction(context: int, max_tokens: int) -> dict[str, object]:
     """What makes Codex compact its history in time (context 0: nothing is known).
 
-    It never compacts because of a refused prompt: that ends the run. So there must be room between its threshold and
-    the context for one more answer and what the tools give for it.
+    It looks at its history only after an answer, and a prompt that is refused as too long ends its run. So between the
+    threshold and the context there is room for one more answer and an output of a tool, where the context allows it.
     """
     if not context:
         return {}
-    threshold = max(context - max_tokens - int(KEPT_FREE * context), context // 2)
+    threshold = max(min(context - max_tokens - TOOL_OUTPUT, int(0.9 * context)), context // 2)
     return {"model_context_window": context, "model_auto_compact_token_limit": threshold}

@@ -22,7 +22,12 @@ VERSION = "0.24.4"
 
 SUMMARY = "You are the component that summarizes"
 """How the text begins with which it asks for a summary of a history that is to be compacted."""
-_SUBAGENT = re.compile(r"^You are (?:an? )?[^.\n]{0,80}\bsub-?agent\b", re.IGNORECASE)
+_SUBAGENT = re.compile(r"^You are an? [^.\n]{0,80}\bagent\b(?! for Qwen Code)", re.IGNORECASE)
+# Work beside the task's: what is to be remembered or learnt for other sessions, hooks, verdicts.
+_BESIDE = re.compile(
+    r"^You are (?:now acting as the managed memory|performing a managed memory|selecting memories|reviewing this "
+    r"conversation|evaluating a hook|an independent Goal Verifier|a security classifier)"
+)
 
 PATIENCE_MS = 7_200_000
 """A model call waits while cells change roles or weights move; the harness must see only time."""
@@ -31,6 +36,10 @@ _SETTINGS: dict[str, Any] = {
     "general": {"enableAutoUpdate": False},
     "privacy": {"usageStatisticsEnabled": False},
     "model": {"generationConfig": {"timeout": PATIENCE_MS, "maxRetries": 10}},
+    "memory": {
+        "enableManagedAutoMemory": False,
+        "enableManagedAutoDream": False,
+    },  # a rollout's home has no other session
     # Else it forgets what tools returned when a call took an hour: that hour is ours, not the agent's.
     "context": {"clearContextOnIdle": {"toolResultsThresholdMinutes": -1}},
 }
@@ -51,7 +60,7 @@ class QwenCodeDialect:
         last = request.messages[-1]
         if system.startswith(SUMMARY) or (last.role == "user" and last.content.startswith(SUMMARY)):
             return Hint("sub-agent-summary" if sub else "main-summary")
-        if not request.tools:
+        if not request.tools or _BESIDE.match(system):
             return Hint("auxiliary")
         return Hint("sub-agent") if sub else Hint()
 
