@@ -1,7 +1,7 @@
 """Log-probs of chosen tokens from the decoder's hidden states, a chunk of positions at a time.
 
-The vocabulary's logits exist for one chunk only, forward and backward (where they are computed again): memory does not
-grow with positions x vocabulary, and positions that are no targets cost nothing.
+The vocabulary's logits exist for one chunk only, forward and backward (where they are computed again, but for the last
+chunk): memory does not grow with positions x vocabulary, and positions that are no targets cost nothing.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class _TokenLogprobs(torch.autograd.Function):
             logsumexp[rows] = top + log_total
             entropies[rows] = log_total - weighted / total
             logprobs[part] = chosen - logsumexp[rows][at]
-        ctx.save_for_backward(hidden, weight, local, mine, predictors, logsumexp)
+        # The backward pass begins with the chunk that was computed last: its softmax stays.
+        softmax = powers.div_(total[:, None]) if parts and any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(hidden, weight, local, mine, predictors, logsumexp, softmax)
         ctx.parts, ctx.tokens = parts, tokens
         entropies = entropies[predictors]
         ctx.mark_non_differentiable(entropies)
@@ -136,18 +138,21 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, local, mine, predictors, logsumexp = ctx.saved_tensors
+        hidden, weight, local, mine, predictors, logsumexp, softmax = ctx.saved_tensors
         grad = grads[0]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
         table, grad_table = weight[: ctx.tokens], grad_weight[: ctx.tokens]
-        for rows, part in ctx.parts:
+        for rows, part in reversed(ctx.parts):
             states, g = hidden[rows], grad[part]
-            logits = (states @ table.t()).to(logsumexp.dtype)
             at = predictors[part] - rows.start
             # d logp = onehot - softmax, summed over the targets of a row
             summed = torch.zeros(len(states), dtype=g.dtype, device=g.device).index_add_(0, at, g)
-            d = logits.sub_(logsumexp[rows, None]).exp_().mul_(-summed[:, None])
+            if softmax is None:
+                logits = (states @ table.t()).to(logsumexp.dtype)
+                d = logits.sub_(logsumexp[rows, None]).exp_().mul_(-summed[:, None])
+            else:
+                d, softmax = softmax * -summed[:, None], None
             d.index_put_((at, local[part]), g * mine[part], accumulate=True)
             d = d.to(hidden.dtype)
             grad_hidden[rows] = d @ table

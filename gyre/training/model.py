@@ -19,11 +19,12 @@ from gyre.config import LayoutConfig
 from gyre.training import megatron_cpu, parallel
 from gyre.training.attention import TreeAttention
 from gyre.training.convert import check_weights, hf_to_megatron, megatron_to_hf
-from gyre.training.hf_config import ModelShape, check_layout, read_shape
+from gyre.training.hf_config import ModelShape, read_shape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack
-from gyre.training.shards import WHOLE, Shard, join_hf, padded_vocab, split_hf
+from gyre.training.shards import WHOLE, Shard, check_layout, join_hf, padded_vocab, split_hf
+from gyre.training.swiglu import SwiGlu
 from gyre.training.weights import read_hf_weights
 from gyre.trajectory.packed import TreeRow
 
@@ -172,6 +173,7 @@ def build_policy(
         qk_layernorm=shape.qk_norm,
         gated_linear_unit=True,
         activation_func=F.silu,
+        use_te_activation_func=True,  # takes the layer spec's module, which is SwiGlu
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         hidden_dropout=0.0,
@@ -204,6 +206,7 @@ def build_policy(
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RmsNorm
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
+    spec.submodules.mlp.keywords["submodules"].activation_func = SwiGlu
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,

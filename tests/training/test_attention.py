@@ -1,4 +1,4 @@
-"""Packed attention and rotary embedding against plain formulas in float64."""
+"""Tree attention and rotary embedding against plain formulas in float64."""
 
 from __future__ import annotations
 
@@ -6,40 +6,77 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_mask, flex_attention
 
-from gyre.training.attention import rotate, segment_attention
+from gyre.training.attention import block_mask, mask_attention, rotate, segment_attention, tree_mask
 from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack, rotary_tables
 from gyre.trajectory.packed import TreeRow
 
+ROWS = {
+    "sequences": TreeRow.sequences((70, 1, 130, 130)),
+    "short equal sequences": TreeRow.sequences((5, 5, 5, 9)),
+    "at the batching border": TreeRow.sequences((64, 64, 65, 65)),
+    "one token": TreeRow.sequences((1,)),
+    "fork": TreeRow((40, 70, 70, 3), (-1, 0, 0, 0)),
+    "one-token segments": TreeRow((1, 1, 1, 1, 1), (-1, 0, 1, 1, 0)),
+    "a deep comb": TreeRow((9, *(4, 6) * 8), (-1, *(x for i in range(8) for x in (2 * i, 2 * i)))),
+    "forest": TreeRow((20, 30, 1, 25, 2, 33, 90), (-1, 0, 1, 1, -1, 4, -1)),
+}
 
-def plain(q, k, v, lengths, scale):
-    """softmax(q k^T scale, causal) v of each sequence, with key and value heads repeated."""
+
+def plain(q, k, v, row, scale):
+    """softmax(q k^T scale, masked) v, with key and value heads repeated."""
     repeat = q.size(1) // k.size(1)
-    outs = []
-    for a, b, c in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True):
-        b, c = b.repeat_interleave(repeat, 1), c.repeat_interleave(repeat, 1)
-        scores = torch.einsum("qhd,khd->hqk", a, b) * scale
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        outs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), c))
-    return torch.cat(outs)
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    scores = scores.masked_fill(~torch.from_numpy(row.mask()), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (5, 5, 5, 9), (70, 1, 130, 130), (64, 64, 65, 65)])
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
-def test_attention_equals_the_formula(lengths, kv_heads):
+def flex(q, k, v, row, scale):
+    return mask_attention(q, k, v, block_mask(row, q.device), scale, flex_attention)
+
+
+def inputs(row, kv_heads, dtype=torch.float64):
     torch.manual_seed(0)
-    total, heads, d = sum(lengths), 6, 8
-    q = torch.randn(total, heads, d, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(row.tokens, 6, 16, dtype=dtype, requires_grad=True)
     # Keys and values come as strided views of one projection, as in Megatron.
-    kv = torch.randn(total, kv_heads, 2 * d, dtype=torch.float64, requires_grad=True)
-    grad = torch.randn_like(q)
+    return q, torch.randn(row.tokens, kv_heads, 32, dtype=dtype, requires_grad=True), torch.randn_like(q)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_attention_equals_the_formula(row, kv_heads):
+    q, kv, grad = inputs(row, kv_heads)
     results = []
-    for attend, row in ((segment_attention, TreeRow.sequences(lengths)), (plain, lengths)):
-        out = attend(q, *kv.split(d, -1), row, 0.3)
+    for attend in (segment_attention, plain):
+        out = attend(q, *kv.split(16, -1), row, 0.3)
         results.append((out.detach(), *torch.autograd.grad(out, (q, kv), grad)))
     for mine, formula in zip(*results, strict=True):
         torch.testing.assert_close(mine, formula, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_the_mask_for_a_gpu_is_the_tree_mask(row):
+    reach = torch.from_numpy(row.reach())
+    found = create_mask(tree_mask(reach), None, None, row.tokens, row.tokens, device="cpu")[0, 0]
+    assert torch.equal(found, torch.from_numpy(row.mask()))
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention.*")
+@pytest.mark.parametrize("name", ["fork", "forest"])
+def test_flex_attention_with_the_block_mask_equals_the_formula(name):
+    q, kv = (x.detach() for x in inputs(ROWS[name], 2)[:2])
+    found, formula = (attend(q, *kv.split(16, -1), ROWS[name], 0.3) for attend in (flex, plain))
+    torch.testing.assert_close(found, formula, atol=1e-10, rtol=0)
+
+
+def test_blocks_of_other_branches_are_never_computed():
+    row = TreeRow((512,) * 5, (-1, 0, 0, 0, 0))
+    mask = block_mask(row, torch.device("cpu"))
+    blocks = torch.from_numpy(row.mask()).view(20, 128, 20, 128).any(3).any(1)
+    assert torch.equal(mask.to_dense()[0, 0].bool(), blocks)
 
 
 def test_rotation_is_of_complex_pairs_by_position():
@@ -68,8 +105,9 @@ def test_rms_norm_equals_torchs(shape):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
-def test_every_packed_sequence_starts_at_position_zero():
-    packed, positions = pack(TreeRow.sequences((3, 1, 2)), 8, 1e4, torch.float32)
-    assert positions.tolist() == [[0, 1, 2, 0, 0, 1]]
-    assert packed.cu_seqlens_q.tolist() == [0, 3, 4, 6]
-    assert packed.max_seqlen_q == 3
+def test_positions_are_depths_and_a_sequence_of_megatrons_is_a_tree():
+    packed, positions = pack(TreeRow((3, 2, 1, 2), (-1, 0, 0, -1)), 8, 1e4, torch.float32)
+    assert positions.tolist() == [[0, 1, 2, 3, 4, 3, 0, 1]]
+    assert packed.cu_seqlens_q.tolist() == [0, 6, 8]
+    assert packed.max_seqlen_q == 6
+    assert torch.equal(packed.cos[3], packed.cos[5])
