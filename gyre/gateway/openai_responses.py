@@ -80,16 +80,16 @@ def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Re
     data = json_object(body)
     items = data.get("input")
     if isinstance(items, list) and items and isinstance(items[-1], dict) and items[-1].get("type") == _TRIGGER:
-        return _request({**data, "input": items[:-1]}, model, compact="item")
-    return _request(data, model, compact=None)
+        return _request({**data, "input": items[:-1]}, model, reading, compact="item")
+    return _request(data, model, reading, compact=None)
 
 
-def parse_compact(body: bytes, model: str) -> Request:
+def parse_compact(body: bytes, model: str, reading: Reading | None = None) -> Request:
     """The body of `POST /v1/responses/compact`, which asks for a shorter history in place of its input."""
-    return _request({**json_object(body), "stream": False}, model, compact="history")
+    return _request({**json_object(body), "stream": False}, model, reading, compact="history")
 
 
-def _request(data: dict[str, Any], model: str, *, compact: str | None) -> Request:
+def _request(data: dict[str, Any], model: str, reading: Reading | None, *, compact: str | None) -> Request:
     if data.get("model") != model:
         raise GatewayError("unknown_model", f"The model {data.get('model')!r} does not exist; use {model!r}.", "model")
     for name, why in _REFUSED.items():
@@ -104,7 +104,10 @@ def _request(data: dict[str, Any], model: str, *, compact: str | None) -> Reques
         raise GatewayError("bad_request", "truncation must be 'disabled': nothing is left out here.", "truncation")
     tools, custom = _tools(data.get("tools"))
     tool_calls = openai_chat.tool_choice(data.get("tool_choice"), tools)
-    messages = [*_instructions(data.get("instructions")), *_input(data.get("input"))]
+    pieces = [*_instructions(data.get("instructions")), *_pieces(data.get("input"))]
+    messages = (reading or Reading()).messages(
+        [piece for piece, _ in pieces], lambda piece, i: [parse_message(piece, pieces[i][1])]
+    )
     if not messages:
         raise GatewayError("bad_request", "input must be a text or a list of at least one item.", "input")
     options = {k: data[k] for k in _OPTIONS if k in data}
@@ -126,38 +129,42 @@ def _request(data: dict[str, Any], model: str, *, compact: str | None) -> Reques
     )
 
 
-def _instructions(value: Any) -> list[Message]:
+_Piece = tuple[Item, str]
+"""What parse_message makes one message of, and where it stood."""
+
+
+def _instructions(value: Any) -> list[_Piece]:
     if not value:
         return []
     if not isinstance(value, str):
         raise GatewayError("bad_request", "instructions must be a text.", "instructions")
-    return [parse_message({"instructions": value}, "instructions")]
+    return [({"instructions": value}, "instructions")]
 
 
-def _input(value: Any) -> list[Message]:
-    """The items as messages: those of one assistant turn together, in front of the outputs of its calls."""
+def _pieces(value: Any) -> list[_Piece]:
+    """The items, those of one assistant turn together, in front of the outputs of its calls."""
     if value is None:
         return []
     if isinstance(value, str):
-        return [_item({"role": "user", "content": value}, "input")]
+        return [({"role": "user", "content": value}, "input")]
     if not isinstance(value, list):
         raise GatewayError("bad_request", "input must be a text or a list of items.", "input")
-    messages: list[Message] = []
-    turn: list[Item] = []  # the open assistant turn, and where it began
-    outputs: list[Message] = []  # what its calls returned so far
-    begun = ""
+    pieces: list[_Piece] = []
+    turn: list[Item] = []  # the open assistant turn
+    outputs: list[_Piece] = []  # what its calls returned so far
+    begun = ""  # where it began
 
     def close() -> None:
         if turn:
-            messages.append(_turn(list(turn), begun))
-        messages.extend(outputs)
+            pieces.append(({"items": list(turn)}, begun))
+        pieces.extend(outputs)
         turn.clear()
         outputs.clear()
 
     for i, item in enumerate(value):
         where = f"input[{i}]"
-        if not isinstance(item, dict):
-            raise GatewayError("bad_request", f"{where} must be an object.", where)
+        if not isinstance(item, dict) or "items" in item or "instructions" in item:
+            raise GatewayError("bad_request", f"{where} must be an item of a conversation.", where)
         if _is_said(item):
             if turn and _begins_another(turn, item, bool(outputs)):
                 close()
@@ -165,12 +172,12 @@ def _input(value: Any) -> list[Message]:
                 begun = where
             turn.append(item)
         elif item.get("type") in _OUTPUTS and turn:
-            outputs.append(_item(item, where))
+            outputs.append((item, where))
         else:
             close()
-            messages.append(_item(item, where))
+            pieces.append((item, where))
     close()
-    return messages
+    return pieces
 
 
 def _begins_another(turn: Sequence[Item], item: Item, returned: bool) -> bool:
@@ -211,7 +218,7 @@ def parse_message(data: Any, where: str) -> Message:
 def _item(data: Any, where: str) -> Message:
     """A message of one item."""
     if not isinstance(data, dict):
-        raise GatewayError("bad_request", f"{where} must be an object.", where)
+        raise GatewayError("bad_request", f"{where} must be an item of a conversation.", where)
     kind = data.get("type", "message")
     if kind in _COMPACTED:
         text = summary_of(data.get("encrypted_content"))

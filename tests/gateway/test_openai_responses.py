@@ -16,6 +16,7 @@ from gyre.gateway import openai_responses as wire
 from gyre.gateway.errors import GatewayError, context_overflow
 from gyre.gateway.messages import Message, Request, ToolCall, difference
 from gyre.gateway.openai_responses_answer import seal, summary_of
+from gyre.gateway.reading import Reading
 from gyre.gateway.result import Result
 from tests.gateway.test_messages import JSON
 
@@ -55,6 +56,12 @@ def client(handle: Callable[[httpx.Request], httpx.Response]) -> openai.OpenAI:
     return openai.OpenAI(base_url="http://gateway/v1", api_key="k", http_client=http, max_retries=0)
 
 
+HISTORY = [
+    {"type": "message", "role": "developer", "content": "rules"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}], "id": "msg_x"},
+    {"role": "assistant", "content": "done"},
+    {"role": "user", "content": "more"},
+]
 CALLS = (
     ToolCall("call_1", "exec", '{"cmd": "ls"}'),
     ToolCall("call_2", "apply_patch", '{"input": "*** Begin Patch"}'),
@@ -204,6 +211,20 @@ def test_every_raw_gives_its_message_again() -> None:
     assert again == request.messages
 
 
+def test_what_came_before_is_not_read_again() -> None:
+    reading = Reading()
+    said = [*HISTORY[:2], *items(REPLY), {"type": "function_call_output", "call_id": "call_1", "output": "out"}]
+
+    def read(given: list[dict[str, Any]]) -> Request:
+        body = {"model": "policy", "instructions": "i", "input": given}
+        return wire.parse_request(json.dumps(body).encode(), "policy", reading)
+
+    first, longer = read(said), read([*said, HISTORY[3]])
+    assert first.messages == parse(instructions="i", input=said).messages
+    assert all(a is b for a, b in zip(first.messages, longer.messages, strict=False))
+    assert [m.content for m in longer.messages[len(first.messages) :]] == ["more"]
+
+
 def test_tools_of_every_type() -> None:
     request = parse(tools=TOOLS)
     functions = {t["function"]["name"]: t["function"] for t in request.tools}
@@ -243,7 +264,8 @@ def message(*content: Any, role: str = "user") -> dict[str, Any]:
         ({"input": None}, "input", "at least one item"),
         ({"input": []}, "input", "at least one item"),
         ({"input": 5}, "input", "list of items"),
-        ({"input": [5]}, "input[0]", "object"),
+        ({"input": [5]}, "input[0]", "item"),
+        ({"input": [{"items": []}]}, "input[0]", "item"),
         ({"input": [{"role": "robot", "content": ""}]}, "input[0].role", "robot"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type", "web_search_call"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
@@ -310,14 +332,6 @@ def test_an_error_on_a_stream_is_a_failed_response() -> None:
     assert event.response.error.message == "The gateway is being restarted."
     body = json.loads(wire.error_event(context_overflow(9, 8)).partition(b"data: ")[2])
     assert body["response"]["error"]["code"] == "context_length_exceeded"
-
-
-HISTORY = [
-    {"type": "message", "role": "developer", "content": "rules"},
-    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}], "id": "msg_x"},
-    {"role": "assistant", "content": "done"},
-    {"role": "user", "content": "more"},
-]
 
 
 def test_compaction_of_a_history() -> None:
