@@ -19,11 +19,11 @@ from gyre.config import LayoutConfig
 from gyre.training import megatron_cpu, parallel
 from gyre.training.attention import TreeAttention
 from gyre.training.convert import check_weights, hf_to_megatron, megatron_to_hf
-from gyre.training.hf_config import ModelShape, read_shape
+from gyre.training.hf_config import ModelShape, check_layout, read_shape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack
-from gyre.training.shards import WHOLE, Shard, check_layout, join_hf, padded_vocab, split_hf
+from gyre.training.shards import WHOLE, Shard, join_hf, padded_vocab, split_hf
 from gyre.training.swiglu import SwiGlu
 from gyre.training.weights import read_hf_weights
 from gyre.trajectory.packed import TreeRow
