@@ -9,7 +9,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -274,6 +274,15 @@ class LayoutConfig(Section):
     """Ranks that share every layer. Divides the policy's attention heads, key-value heads and intermediate size."""
     pipeline_parallel: int = Field(1, ge=1)
     """Stages that the layers are dealt to, in equal parts. Divides the policy's number of layers."""
+    context_parallel: int = Field(1, ge=1)
+    """1 only: a row of trees is not split over ranks."""
+
+    @field_validator("context_parallel")
+    @classmethod
+    def _rows_are_whole(cls, ranks: int) -> int:
+        if ranks != 1:
+            raise ValueError('only 1: a row of trees is not split over ranks (docs/training.md, "Parallel layouts")')
+        return ranks
 
     @property
     def ranks(self) -> int:

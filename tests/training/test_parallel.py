@@ -161,3 +161,8 @@ def test_a_layout_needs_its_processes():
 def test_a_cells_devices_suffice_for_its_ranks():
     with pytest.raises(ValueError, match="devices: the layout's 4 ranks need as many"):
         CellConfig(name="alpha", devices=[0, 1], layout=LAYOUTS[BOTH])
+
+
+def test_context_parallel_is_refused():
+    with pytest.raises(ValueError, match="context_parallel"):
+        LayoutConfig(context_parallel=2)
