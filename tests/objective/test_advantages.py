@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyre.config import ObjectiveConfig
 from gyre.objective.advantages import group_advantages
 
 
@@ -86,3 +87,29 @@ def test_advantages_are_centred_ordered_and_finite(rewards: list[float | None], 
     assert [a for _, a in sorted(pairs)] == sorted(values)
     if normalize:
         assert np.abs(values).max() <= math.sqrt(len(values) - 1) + 1e-9
+
+
+@pytest.mark.parametrize("least", [1e-4, 1e-2, 0.3])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_rewards_that_hardly_differ_give_no_gradient(least: float, normalize: bool) -> None:
+    """Just below and just above the least standard deviation: two rewards r, r + 2 std have exactly it."""
+    below = group_advantages([0.5, 0.5 + 1.98 * least, None], normalize, least)
+    assert (below.outcome, below.advantages) == ("low_variance", [None] * 3)
+    assert below.std == pytest.approx(0.99 * least)
+    above = group_advantages([0.5, 0.5 + 2.02 * least, None], normalize, least)
+    assert above.outcome == "trained"
+    if normalize:
+        assert above.advantages[:2] == pytest.approx([-1.0, 1.0], rel=0.02)
+
+
+def test_the_default_takes_no_group_of_zeros_and_ones_away() -> None:
+    least = ObjectiveConfig().min_std
+    for n in (2, 16, 10_000, 1_000_000):
+        assert group_advantages([1.0] + [0.0] * (n - 1), True, least).outcome == "trained"
+    assert group_advantages([0.95] * 7 + [0.9501], True, least).outcome == "low_variance"
+
+
+def test_the_case_of_one_zero_among_equal_rewards() -> None:
+    result = group_advantages([0.0] + [0.95] * 7, True, ObjectiveConfig().min_std)
+    assert result.advantages[0] == pytest.approx(-math.sqrt(7), rel=1e-4)
+    assert result.advantages[1:] == pytest.approx([1 / math.sqrt(7)] * 7, rel=1e-4)
