@@ -1,6 +1,6 @@
 -- What rollouts hold: text, messages, tools, versions, rewards. Run after views.sql, which drops its views first.
 
-DROP FUNCTION IF EXISTS node_text(bigint), path_text(bigint), gyre_text(bytea, text), gyre_utf8(bytea);
+DROP FUNCTION IF EXISTS node_text(bigint), path_text(bigint), gyre_text(bytea, text), gyre_utf8(bytea), gyre_said(jsonb);
 
 -- UTF-8 to text; what is not UTF-8 becomes U+FFFD, one a broken sequence, as Python's errors="replace" has it.
 -- Sampled tokens may end in the middle of a character.
@@ -60,15 +60,26 @@ SELECT r.run_id, t.step_id, t.rollout_id, t.id AS sample_id, t.leaf_id, t.kind, 
   FROM samples t JOIN rollouts r ON r.id = t.rollout_id
  CROSS JOIN LATERAL unnest(t.owned_nodes) AS owned(node_id) JOIN nodes n ON n.id = owned.node_id;
 
+-- What a message or a part of one says, whatever provider's form it has: strings, text parts, results of tools.
+CREATE FUNCTION gyre_said(part jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+    RETURN CASE jsonb_typeof(part)
+        WHEN 'string' THEN part #>> '{}'
+        WHEN 'array' THEN (SELECT string_agg(gyre_said(p), E'\n' ORDER BY i)
+                             FROM jsonb_array_elements(part) WITH ORDINALITY AS parts(p, i))
+        WHEN 'object' THEN COALESCE(part ->> 'text', gyre_said(part -> 'content'), gyre_said(part -> 'output'),
+                                    gyre_said(part -> 'items'), part ->> 'instructions') END;
+END $$;
+
 -- One row a message that a harness sent, in the provider's own form (`raw`), and one an answer (role 'answer').
 -- `position` counts from the beginning of the conversation; earlier messages are rows of earlier calls.
 CREATE VIEW message AS
 SELECT r.run_id, c.rollout_id, c.id AS call_id, c.seq, c.kind AS call_kind, m.position,
-       COALESCE(m.raw ->> 'role', m.raw ->> 'type') AS role, m.raw,
-       CASE jsonb_typeof(m.raw -> 'content')
-            WHEN 'string' THEN m.raw ->> 'content'
-            WHEN 'array' THEN (SELECT string_agg(part ->> 'text', E'\n') FROM jsonb_array_elements(m.raw -> 'content') AS part)
-            ELSE COALESCE(m.raw ->> 'output', m.raw ->> 'text', m.raw #>> '{}') END AS text
+       CASE WHEN m.raw @> '{"content": [{"type": "tool_result"}]}' OR m.raw ->> 'type' LIKE '%call_output' THEN 'tool'
+            WHEN m.raw ? 'instructions' THEN 'system'
+            WHEN m.raw ? 'items' THEN 'assistant'
+            ELSE COALESCE(m.raw ->> 'role', m.raw ->> 'type') END AS role,
+       m.raw, gyre_said(m.raw) AS text
   FROM calls c JOIN rollouts r ON r.id = c.rollout_id
  CROSS JOIN LATERAL (
        SELECT COALESCE((c.request ->> 'base')::int, 0) + i::int - 1 AS position, raw

@@ -110,7 +110,17 @@ def test_versions_owned_tokens_tools_messages_and_rewards(engine: Engine) -> Non
         made = {"id": "t1", "name": "Bash", "arguments": '{"command": "ls"}'}
         calls[0].response = {"content": "on it", "reasoning": None, "tool_calls": [made, made | {"name": "Read"}]}
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-        calls[1].request = {"base": 3, "messages": [{"role": "tool", "content": parts}]}
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": parts}
+        messages = [
+            {"role": "tool", "content": parts},
+            {"role": "user", "content": [result, result | {"content": "c"}]},
+            {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+            {"type": "function_call_output", "call_id": "t1", "output": "out"},
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "dev"}]},
+            {"instructions": "do"},
+            {"items": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "did"}]}]},
+        ]
+        calls[1].request = {"base": 3, "messages": messages}
         queries.record_score(
             s,
             a,
@@ -140,6 +150,8 @@ def test_versions_owned_tokens_tools_messages_and_rewards(engine: Engine) -> Non
         ]  # fmt: skip
         assert rows("SELECT position, role, text FROM message WHERE rollout_id = :a ORDER BY seq, position") == [
             (0, "system", "be"), (1, "user", "go"), (2, "answer", "on it"), (3, "tool", "a\nb"),
+            (4, "tool", "a\nb\nc"), (5, "system", "be brief"), (6, "tool", "out"), (7, "developer", "dev"),
+            (8, "system", "do"), (9, "assistant", "did"),
         ]  # fmt: skip
         assert rows("SELECT attempt, reward, key, value FROM reward WHERE rollout_id = :a ORDER BY key") == [
             (1, 0.5, "reward", 0.5), (1, 0.5, "speed", 2.0),
