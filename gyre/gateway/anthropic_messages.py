@@ -58,20 +58,22 @@ _OPTIONS = (
 
 def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Request:
     """A request body in normal form. Raises GatewayError naming the field at fault."""
-    data = _parse(body, model)
+    reading = reading or Reading()
+    data = _parse(body, model, reading)
     if "max_tokens" not in data:
         raise _bad("max_tokens", "Field required")
-    return _request(data, reading or Reading())
+    return _request(data, reading)
 
 
 def parse_count(body: bytes, model: str) -> Request:
     """The body of a `count_tokens` request in normal form; it has no `max_tokens`. Raises GatewayError."""
-    return _request(_parse(body, model), Reading())
+    reading = Reading()
+    return _request(_parse(body, model, reading), reading)
 
 
-def _parse(body: bytes, model: str) -> dict[str, Any]:
+def _parse(body: bytes, model: str, reading: Reading) -> dict[str, Any]:
     try:
-        data = orjson.loads(body)
+        data = reading.load(body)
     except orjson.JSONDecodeError as error:
         raise GatewayError("bad_request", f"The request body is not valid JSON: {error}") from error
     if not isinstance(data, dict):

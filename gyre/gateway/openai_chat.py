@@ -62,7 +62,8 @@ def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Re
     A forced tool_choice and a JSON response_format are taken for wishes: to enforce them would change the distribution
     that is sampled from.
     """
-    data = json_object(body)
+    reading = reading or Reading()
+    data = json_object(body, reading)
     if data.get("model") != model:
         raise GatewayError("unknown_model", f"The model {data.get('model')!r} does not exist; use {model!r}.", "model")
     if data.get("n") not in (None, 1):
@@ -82,7 +83,7 @@ def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Re
     stream_options = data.get("stream_options") or {}
     return Request(
         api=API,
-        messages=tuple((reading or Reading()).messages(messages, lambda m, i: [parse_message(m, f"messages[{i}]")])),
+        messages=tuple(reading.messages(messages, lambda m, i: [parse_message(m, f"messages[{i}]")])),
         tools=tools,
         parse_tool_calls=bool(tools) and tool_calls,
         stop=_stop(data.get("stop")),
@@ -93,10 +94,10 @@ def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Re
     )
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes, reading: Reading | None = None) -> dict[str, Any]:
     """A request's body. Raises GatewayError where it is not a JSON object."""
     try:
-        data = orjson.loads(body)
+        data = orjson.loads(body) if reading is None else reading.load(body)
     except orjson.JSONDecodeError as error:
         raise GatewayError("bad_request", f"We could not parse the JSON body of your request: {error}") from error
     if not isinstance(data, dict):

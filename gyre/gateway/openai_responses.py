@@ -77,7 +77,7 @@ def parse_request(body: bytes, model: str, reading: Reading | None = None) -> Re
 
     An input that ends with a `compaction_trigger` asks for a compaction; the answer is one item then.
     """
-    data = json_object(body)
+    data = json_object(body, reading)
     items = data.get("input")
     if isinstance(items, list) and items and isinstance(items[-1], dict) and items[-1].get("type") == _TRIGGER:
         return _request({**data, "input": items[:-1]}, model, reading, compact="item")

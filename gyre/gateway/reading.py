@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gyre.gateway.bodies import Bodies
 from gyre.gateway.messages import Message
 
 HISTORIES = 8
@@ -21,7 +22,12 @@ class Reading:
     """
 
     def __init__(self) -> None:
+        self._bodies = Bodies()
         self._known: deque[list[_Read]] = deque(maxlen=HISTORIES)
+
+    def load(self, body: bytes) -> Any:
+        """The JSON of a body. Raises orjson.JSONDecodeError. Nobody may change what it gives: it is shared."""
+        return self._bodies.load(body)
 
     def messages(self, given: Sequence[Any], parse: Callable[[Any, int], Sequence[Message]]) -> list[Message]:
         """The messages of a request in normal form; `parse(message, position)` is asked for those that are new."""
@@ -41,7 +47,7 @@ class Reading:
 def _equal(known: list[_Read], given: Sequence[Any]) -> int:
     n = 0
     for (raw, _), new in zip(known, given, strict=False):
-        if raw != new:
+        if raw is not new and raw != new:
             break
         n += 1
     return n

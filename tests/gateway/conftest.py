@@ -28,6 +28,7 @@ from gyre.store.queries.runs import create_run
 from gyre.store.queries.steps import open_step
 from gyre.store.tokens import unpack_ids
 from tests.gateway.markov import write_policy
+from tests.gateway.stand_in import StandIn
 
 SERVING = ServingConfig(max_running=8, kv_tokens=16384, request_timeout_s=60.0)
 CONTEXT = 2048
@@ -184,3 +185,11 @@ async def live(world: World, sglang: EngineProcess) -> World:
     """`world`, with the engine as cell c0."""
     world.cell(engine_url=sglang.url, engine_incarnation=sglang.incarnation)
     return world
+
+
+@pytest.fixture
+async def stand_in(world: World) -> AsyncIterator[StandIn]:
+    """Serves as the cell c0 of `world`, without an engine."""
+    async with StandIn() as made:
+        world.cell(engine_url=made.url, engine_incarnation="stand-in")
+        yield made
