@@ -64,7 +64,10 @@ class ScriptedForCausalLM(nn.Module):
                 pause = max(pause, plan.token_s)
         if pause:
             time.sleep(pause)
-        return LogitsProcessorOutput(next_token_logits=logits)
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        if (asked := forward_batch.extend_input_logprob_token_ids_gpu) is not None:  # of a request that was retracted
+            output.input_token_logprobs = torch.zeros(len(asked))
+        return output
 
     def _read(self, keys: torch.Tensor, row: int, length: int) -> tuple[int, Plan | None]:
         """The request's history out of the cache, and the plan of its answer."""
