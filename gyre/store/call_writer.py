@@ -81,15 +81,16 @@ def _stored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def _insert(table: str, columns: tuple[str, ...]) -> sql.Composed:
-    return sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (id) DO NOTHING").format(
+def _insert(table: str, columns: tuple[str, ...]) -> bytes:
+    query = sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (id) DO NOTHING").format(
         sql.Identifier(table),
         sql.SQL(", ").join(map(sql.Identifier, columns)),
         sql.SQL(", ").join(map(sql.Placeholder, columns)),
     )
+    return query.as_bytes()  # else each execution would compose it again
 
 
 @functools.cache
-def _update_call(columns: tuple[str, ...]) -> sql.Composed:
+def _update_call(columns: tuple[str, ...]) -> bytes:
     change = [sql.SQL("{} = {}").format(sql.Identifier(c), sql.Placeholder(c)) for c in columns]
-    return sql.SQL("UPDATE calls SET {} WHERE id = %(the_call)s").format(sql.SQL(", ").join(change))
+    return sql.SQL("UPDATE calls SET {} WHERE id = %(the_call)s").format(sql.SQL(", ").join(change)).as_bytes()
