@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, Self
 
 import orjson
@@ -14,13 +15,20 @@ MADE = tokenizer()
 
 
 class StandIn:
-    """`/generate` and `/abort_request` of SGLang; the answer is `text` after `delay` seconds."""
+    """`/generate` and `/abort_request` of SGLang. Every answer is `text`, `delay` seconds before its first token and
+    `step` before each; a prompt that holds its beginning already gets the rest. After `silent_after` tokens of a
+    request nothing more comes.
+    """
 
     def __init__(self) -> None:
         self.text = "done"
         self.delay = 0.0
+        self.step = 0.0
+        self.silent_after: int | None = None
+        self.version = 3
         self.prompts: list[list[int]] = []
         self.aborted: list[str] = []
+        self.running: dict[str, asyncio.Event] = {}
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -39,21 +47,50 @@ class StandIn:
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         asked: dict[str, Any] = orjson.loads(await http.read())
-        self.prompts.append(asked["input_ids"])
-        await asyncio.sleep(self.delay)
-        ids = MADE.encode(f"{self.text}<|im_end|>", add_special_tokens=False).ids
-        meta = {
-            "finish_reason": {"type": "stop"},
-            "completion_tokens": len(ids),
-            "cached_tokens": 0,
-            "weight_version": "3",
-            "output_token_logprobs": [[-0.5, token, None] for token in ids],
-        }
+        prompt: list[int] = asked["input_ids"]
+        self.prompts.append(prompt)
+        whole = MADE.encode(f"{self.text}<|im_end|>", add_special_tokens=False).ids
+        done = next(n for n in range(len(whole), -1, -1) if prompt[len(prompt) - n :] == whole[:n])
+        ids = whole[done:]
+        stop = self.running[asked["rid"]] = asyncio.Event()
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(http)
-        await answer.write(b"data: " + orjson.dumps({"output_ids": ids, "meta_info": meta}) + b"\n\ndata: [DONE]\n\n")
+        try:
+            await self._wait(stop, self.delay)
+            given = 0
+            while given < len(ids) and not stop.is_set():
+                if self.silent_after is not None and given >= self.silent_after:
+                    await stop.wait()
+                    return answer
+                await self._wait(stop, self.step)
+                take = 1 if self.step or self.silent_after is not None else len(ids)
+                given = min(len(ids), given + take)
+                await answer.write(self._event(ids[given - take : given], given, "stop" if given == len(ids) else None))
+            if given < len(ids):
+                await answer.write(self._event([], given, "abort"))
+            await answer.write(b"data: [DONE]\n\n")
+        finally:
+            del self.running[asked["rid"]]
         return answer
 
+    @staticmethod
+    async def _wait(stop: asyncio.Event, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds or 0.000001)
+
+    def _event(self, ids: list[int], total: int, finish: str | None) -> bytes:
+        meta = {
+            "finish_reason": None if finish is None else {"type": finish},
+            "completion_tokens": total,
+            "cached_tokens": 0,
+            "weight_version": str(self.version),
+            "output_token_logprobs": [[-0.5, token, None] for token in ids],
+        }
+        return b"data: " + orjson.dumps({"output_ids": ids, "meta_info": meta}) + b"\n\n"
+
     async def _abort(self, http: web.Request) -> web.Response:
-        self.aborted.append(orjson.loads(await http.read())["rid"])
+        rid = orjson.loads(await http.read())["rid"]
+        self.aborted.append(rid)
+        if rid in self.running:
+            self.running[rid].set()
         return web.Response()
