@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from gyre.gateway.bodies import Bodies
@@ -12,7 +14,19 @@ from gyre.gateway.messages import Message
 HISTORIES = 8
 """Conversations of one rollout that are remembered: a main one, and sub-agents beside it."""
 
-_Read = tuple[Any, tuple[Message, ...]]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _History:
+    raws: list[Any]
+    messages: list[Message]
+    ends: list[int]
+    """How many of `messages` the raws up to each one are."""
+
+    def same(self, given: Sequence[Any]) -> int:
+        """How many of its raws `given` begins with."""
+        pairs = zip(count(), self.raws, given, strict=False)
+        at = next((i for i, old, new in pairs if old is not new and old != new), None)
+        return min(len(self.raws), len(given)) if at is None else at
 
 
 class Reading:
@@ -23,7 +37,7 @@ class Reading:
 
     def __init__(self) -> None:
         self._bodies = Bodies()
-        self._known: deque[list[_Read]] = deque(maxlen=HISTORIES)
+        self._known: deque[_History] = deque(maxlen=HISTORIES)
 
     def load(self, body: bytes) -> Any:
         """The JSON of a body. Raises orjson.JSONDecodeError. Nobody may change what it gives: it is shared."""
@@ -31,23 +45,16 @@ class Reading:
 
     def messages(self, given: Sequence[Any], parse: Callable[[Any, int], Sequence[Message]]) -> list[Message]:
         """The messages of a request in normal form; `parse(message, position)` is asked for those that are new."""
-        old: list[_Read] = []
-        same = 0
+        old, same = _History([], [], []), 0
         for known in self._known:
-            if (n := _equal(known, given)) > same:
+            if (n := known.same(given)) > same:
                 old, same = known, n
-        read = old[:same]
-        read += [(raw, tuple(parse(raw, i))) for i, raw in enumerate(given[len(read) :], len(read))]
-        if old and same == len(old):
-            self._known = deque((k for k in self._known if k is not old), maxlen=HISTORIES)
-        self._known.append(read)
-        return [message for _, messages in read for message in messages]
-
-
-def _equal(known: list[_Read], given: Sequence[Any]) -> int:
-    n = 0
-    for (raw, _), new in zip(known, given, strict=False):
-        if raw is not new and raw != new:
-            break
-        n += 1
-    return n
+        ends = old.ends[:same]
+        messages = old.messages[: ends[-1] if ends else 0]
+        for i in range(same, len(given)):
+            messages += parse(given[i], i)
+            ends.append(len(messages))
+        if same and same == len(old.raws):
+            self._known.remove(old)
+        self._known.append(_History([*old.raws[:same], *given[same:]], messages, ends))
+        return messages.copy()
