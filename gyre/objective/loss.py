@@ -112,7 +112,7 @@ def policy_loss(logprobs: Tensor, targets: Targets, config: ObjectiveConfig) -> 
         ratios=seqs.mean(difference).exp(),
         counts=seqs.counts,
         sequence=targets.sequence,
-        clipped=outside & (advantage != 0) & correction.kept,
+        clipped=outside & (advantage != 0),
         kept=correction.kept,
         truncated=correction.truncated,
         kl=kl,

@@ -100,21 +100,30 @@ def test_without_a_difference_a_correction_changes_nothing(correction: str) -> N
         np.testing.assert_allclose(step(branches, corrected)[1], step(branches, plain)[1], atol=1e-14)
 
 
-@pytest.mark.parametrize("difference", [200.0, 1000.0])
-@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dapo"])
+@pytest.mark.parametrize("old", ["sampler", "trainer"])
+@pytest.mark.parametrize("difference", [200.0, 1000.0, -1000.0])
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
 @pytest.mark.parametrize("kl", ["none", "k1", "k2", "k3"])
-def test_a_rejected_target_may_be_anything(algorithm: str, difference: float, kl: str) -> None:
+def test_a_rejected_target_may_be_anything(algorithm: str, difference: float, kl: str, old: str) -> None:
     """Its ratio overflows, and still neither loss nor gradient is touched by it."""
-    mu = np.array([-1.0, -difference - 1.0, -1.0])
-    branches = [Branch(0, np.full(3, -1.0), mu, -1.0)]
+    mu = np.array([-1.0, -1.0 - max(difference, 0), -1.0])
+    logp = np.array([-1.0, -1.0 + min(difference, 0), -1.0])
     config = ObjectiveConfig(
-        algorithm=algorithm, old="trainer", correction="mask", correction_level="token", kl=kl, kl_coefficient=0.1
+        algorithm=algorithm,
+        old=old,
+        correction="mask",
+        correction_level="token",
+        correction_floor=0.1,
+        kl=kl,
+        kl_coefficient=0.1,
     )
-    result, gradient = ours(branches, config)
+    result, gradient = ours([Branch(0, logp, mu, -1.0)], config)
     assert result.kept.tolist() == [True, False, True]
-    assert math.isfinite(result.loss.item())
     assert gradient[1] == 0
     assert np.isfinite(gradient).all()
+    # What is left: two targets at ratio one and KL zero, weighed as before.
+    assert result.loss.item() == pytest.approx(2.0 if algorithm == "dapo" else 2 / 3)
+    assert not result.kl.any()
 
 
 @settings(max_examples=60, deadline=None)
