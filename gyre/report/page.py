@@ -248,13 +248,17 @@ def _steps(d: ReportData) -> str:
             f"{s.groups_trained}/{s.groups}",
             f"{s.trained_targets:,}",
             "-" if s.logprob_diff is None else f"{s.logprob_diff:.1e}",
+            "-" if s.mismatch_kl is None else f"{s.mismatch_kl:.1e}",
+            _percent(s.clip_fraction),
+            _percent(s.rejected_fraction),
             "-" if s.total_s is None else f"{s.total_s:.1f}",
         ]
         for s in d.steps
     ]
     head = ["step", "state", "reward", "success", "rollouts", "excluded", "groups with gradient", "trained tokens"]
     what = "Groups whose rewards do not differ, or with under two valid ones, give no gradient."
-    return _section("Steps", what, _table([*head, "|log-prob difference|", "seconds"], rows))
+    head += ["|log-prob difference|", "KL to sampler", "clipped", "rejected", "seconds"]
+    return _section("Steps", what, _table(head, rows))
 
 
 def _stack(parts: Sequence[tuple[str, float, str]]) -> list[svg.Bar]:

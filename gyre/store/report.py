@@ -41,6 +41,9 @@ class StepFacts:
     trained_targets: int
     logprob_diff: float | None
     logprob_diff_max: float | None
+    mismatch_kl: float | None
+    clip_fraction: float | None
+    rejected_fraction: float | None
     started_at: dt.datetime
     rollouts_done_at: dt.datetime | None
     trained_at: dt.datetime | None
