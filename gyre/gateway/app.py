@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gyre.config import RunConfig
 from gyre.gateway import anthropic_messages, openai_chat, openai_responses
 from gyre.gateway.calls import Calls, LiveCall
-from gyre.gateway.conversation import plan
+from gyre.gateway.conversation import plan_aside
 from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.messages import Request
@@ -209,7 +209,8 @@ class Gateway:
             body = await _body(http)
             session = await self.calls.session(token)
             request = self.dialect.normalise(anthropic_messages.parse_count(body, self.run.policy.name))
-            planned = plan(session.tree, self.calls.policy, request, self.dialect.hint(http.headers, request))
+            hint = self.dialect.hint(http.headers, request)
+            planned = await plan_aside(lambda: session.tree, self.calls.policy, request, hint, lambda: session.kinds)
         except GatewayError as error:
             return _error(error, anthropic_messages)
         return Response(anthropic_messages.token_count(planned.prompt_length), media_type="application/json")

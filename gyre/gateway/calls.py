@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gyre.config import SamplingConfig, ServingConfig
-from gyre.gateway.conversation import Plan, opening_of, plan, prompt_thinking
+from gyre.gateway.conversation import Plan, opening_of, plan_aside, prompt_thinking
 from gyre.gateway.dialect import PLAIN, Dialect, Hint
 from gyre.gateway.engine import EngineBroken, EngineClient, EngineRefused
 from gyre.gateway.errors import GatewayError, context_overflow
@@ -202,7 +202,7 @@ class Calls:
         call_id: int | None = None
         try:
             call_id = await self._recorder.new_id("calls")
-            planned = plan(session.tree, self.policy, request, hint, session.kinds)
+            planned = await plan_aside(lambda: session.tree, self.policy, request, hint, lambda: session.kinds)
             begin = self._begin(session, request, key, seq, call_id, planned, started)
             result = await self._answer(live, request, planned, begin, clock)
             status = "complete"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,14 @@ from gyre.gateway.policy import Policy
 from gyre.gateway.tree import Match, Tree, Turn
 
 NOTHING = Hint()
+LONG_TEXT = 100_000
+"""Characters of a conversation above which it is rendered in a thread: the event loop would stand still meanwhile."""
+
+
+class LongOpening(Exception):
+    """A plan needs `Policy.opening` of a long conversation."""
+
+
 EMPTY: Ids = np.empty(0, np.int32)
 
 
@@ -60,10 +69,25 @@ class Plan:
         return self.new_ids if self.anchor is None else np.concatenate([self.anchor.generated.tokens(), self.new_ids])
 
 
-def plan(tree: Tree, policy: Policy, request: Request, hint: Hint = NOTHING, kinds: Kinds | None = None) -> Plan:
+async def plan_aside(
+    tree: Callable[[], Tree], policy: Policy, request: Request, hint: Hint, kinds: Callable[[], Kinds]
+) -> Plan:
+    """`plan`, with a long conversation rendered in a thread. Nothing else runs between its end and the caller."""
+    try:
+        return plan(tree(), policy, request, hint, kinds(), long_text=LONG_TEXT)
+    except LongOpening:
+        opening = await asyncio.to_thread(policy.opening, request.messages, request.tools)
+    return plan(tree(), policy, request, hint, kinds(), opening=opening)
+
+
+def plan(
+    tree: Tree, policy: Policy, request: Request, hint: Hint = NOTHING, kinds: Kinds | None = None, *,
+    opening: Sequence[int] | None = None, long_text: int | None = None,
+) -> Plan:  # fmt: skip
     """Match `request` against `tree` and tokenise what is new. Changes nothing.
 
-    Raises GatewayError where the policy's template refuses the messages.
+    `opening` is the whole prompt, where the caller has it. Raises GatewayError where the policy's template refuses the
+    messages, LongOpening where the whole prompt is needed and its text has more than `long_text` characters.
     """
     tools_key = request.tools_key
     match = tree.match(request.messages, tools_key, hint.agent)
@@ -78,13 +102,21 @@ def plan(tree: Tree, policy: Policy, request: Request, hint: Hint = NOTHING, kin
         twin = tree.twin(match, request.messages, tools_key, hint.agent)
         if twin is not None:
             return made(None, EMPTY, reason, 0, twin)
+
+    def whole() -> Ids:
+        if opening is not None:
+            return _array(opening)
+        if long_text is not None and sum(len(m.content) for m in request.messages) > long_text:
+            raise LongOpening
+        return _array(policy.opening(request.messages, request.tools))
+
     if match.turn is None:
-        ids = _array(policy.opening(request.messages, request.tools))
+        ids = whole()
         return made(None, ids, reason, len(ids))
     new = _extend(policy, match.turn, rest, request.tools)
     if new is not None:
         return made(match.turn, _array(new), reason, len(new))
-    ids = _array(policy.opening(request.messages, request.tools))
+    ids = whole()
     anchor = _repeated(match.turn, ids)
     after = ids if anchor is None else ids[anchor.generated.end :].copy()
     why = reason or ("thinking_dropped" if match.turn.thinking else "bridge_refused")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,14 +195,25 @@ class Policy:
         return self.tokenizer.decode(ids)
 
     def stopped(self, stop: Sequence[str]) -> Callable[[list[int]], int | None] | None:
-        """For stop strings: a function from ids to how many of them spell the first one; None where they do not yet."""
+        """For stop strings: a function from ids to how many of them spell the first one; None where they do not yet.
+
+        It is asked again and again while an answer grows, and looks at what is new of it.
+        """
         if not stop:
             return None
+        # A token is a byte at least; some are nothing on their own.
+        margin = 8 + max(len(s.encode()) for s in stop)
+        seen = 0
+
+        def spelt(ids: list[int]) -> bool:
+            return _first(stop, self.text(ids)) is not None
 
         def keep(ids: list[int]) -> int | None:
-            if _first(stop, self.text(ids)) is None:
+            nonlocal seen
+            if not spelt(ids[max(0, seen - margin) :]) or not spelt(ids):
+                seen = len(ids)
                 return None
-            return next(n for n in range(1, len(ids) + 1) if _first(stop, self.text(ids[:n])) is not None)
+            return 1 + bisect_left(range(1, len(ids) + 1), True, key=lambda n: spelt(ids[:n]))
 
         return keep
 

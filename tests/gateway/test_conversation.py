@@ -183,6 +183,15 @@ def test_stop_strings_keep_the_tokens_that_spell_them(policy: Policy) -> None:
     assert policy.reply(np.empty(0, np.int32), ids("hello END"), [], False, ["END"]).content == "hello"
 
 
+@pytest.mark.parametrize("step", [1, 7, 100])
+def test_a_stop_string_is_found_wherever_a_chunk_ends(policy: Policy, step: int) -> None:
+    whole = ids("é" * 300 + "the END of it")
+    keep = policy.stopped(["END", "nowhere"])
+    assert keep is not None
+    found = next(n for end in range(step, len(whole) + step, step) if (n := keep(whole[:end])) is not None)
+    assert policy.text(whole[:found]).endswith("END")
+
+
 def test_a_policy_without_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"policy\.path: no tokenizer\.json"):
         Policy(PolicyConfig(path=tmp_path))

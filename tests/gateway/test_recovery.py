@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from gyre.gateway import conversation as conversation_module
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.nodes import Node
 from gyre.gateway.session import Session
@@ -69,7 +70,12 @@ async def conversation(world: World) -> None:
     await ask(world, [SYSTEM, {"role": "user", "content": f"So far:\n{summary['content']}"}])
 
 
-async def test_a_tree_comes_back_as_it_was(world: World, stand_in: StandIn) -> None:
+@pytest.mark.parametrize("in_a_thread", [False, True])
+async def test_a_tree_comes_back_as_it_was(
+    world: World, stand_in: StandIn, in_a_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_a_thread:
+        monkeypatch.setattr(conversation_module, "LONG_TEXT", 0)
     stand_in.text = "everything that was done, in one line of some length"
     await conversation(world)
     calls = world.calls()
