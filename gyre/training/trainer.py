@@ -25,12 +25,15 @@ from gyre.training.checkpoint import CheckpointError, CheckpointMeta, read_meta,
 from gyre.training.convert import check_weights
 from gyre.training.hf_config import hf_shapes
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
-from gyre.training.metrics import MicroBatchMetrics, measure
+from gyre.training.metrics import MicroBatchMetrics, combine, measure
 from gyre.training.model import Policy, load_policy
 from gyre.training.optimizer_state import export_state, import_state
+from gyre.training.pipeline import cut
 from gyre.training.reference import FrozenReference
 from gyre.training.streaming import NonFiniteError, StreamingStep
 from gyre.training.weights import read_hf_weights
+
+Forward = Callable[[Policy], TargetLogprobs]
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,24 @@ class Trainer:
         started = time.perf_counter()
         if self.objective.whole_rollouts:
             check_whole_rollouts(batch.samples)
+        stages = self.policy.shard.pp
+        parts = [batch] if stages == 1 else cut(batch, 2 * stages, whole_rollouts=self.objective.ratio == "rollout")
+        try:
+            measured = self.stream.micro_batches([self._work(part) for part in parts])
+            self.stream.check_finite()
+        except NonFiniteError as error:
+            rollouts = sorted({s.rollout_id for s in batch.samples})
+            raise NonFiniteError(
+                f"{name}: {error}; it was refused. Rollouts: {', '.join(rollouts[:4])}"
+                + (f" and {len(rollouts) - 4} more" if len(rollouts) > 4 else "")
+            ) from error
+        metrics = combine(measured)
+        metrics.rejected_by_node = {node: n for part in measured for node, n in part.rejected_by_node.items()}
+        metrics.seconds = time.perf_counter() - started
+        return metrics
+
+    def _work(self, batch: PackedBatch) -> tuple[Forward, Callable[[TargetLogprobs], tuple[Tensor, MicroBatchMetrics]]]:
+        """Forward pass and loss of one row."""
         device = self.policy.device
         query = TargetQuery(
             positions=torch.from_numpy(batch.positions).to(device),
@@ -131,6 +152,8 @@ class Trainer:
 
         def forward(policy: Policy) -> TargetLogprobs:
             return policy.target_logprobs(batch.row, ids, query)
+
+        targets = self._targets(batch, device, self._reference_logprobs(forward))
 
         def loss(found: TargetLogprobs) -> tuple[Tensor, MicroBatchMetrics]:
             logprobs, entropies = found
@@ -149,20 +172,9 @@ class Trainer:
                 raise NonFiniteError("log-probs of trainer or sampler are not finite")
             return result.loss, metrics
 
-        try:
-            targets = self._targets(batch, device, self._reference_logprobs(forward))
-            metrics = self.stream.micro_batch(forward, loss)
-            self.stream.check_finite()
-        except NonFiniteError as error:
-            rollouts = sorted({s.rollout_id for s in batch.samples})
-            raise NonFiniteError(
-                f"{name}: {error}; it was refused. Rollouts: {', '.join(rollouts[:4])}"
-                + (f" and {len(rollouts) - 4} more" if len(rollouts) > 4 else "")
-            ) from error
-        metrics.seconds = time.perf_counter() - started
-        return metrics
+        return forward, loss
 
-    def _reference_logprobs(self, forward: Callable[[Policy], TargetLogprobs]) -> Tensor | None:
+    def _reference_logprobs(self, forward: Forward) -> Tensor | None:
         """Log-probs [N] of the targets under the frozen reference policy, where the objective has one."""
 
         def read(found: TargetLogprobs) -> tuple[Tensor, Tensor]:
