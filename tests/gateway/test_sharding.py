@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from gyre.config import RunConfig
+from gyre.config.run import StackConfig
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.sharding import Shard, shard_of, url_of
 from tests.gateway.conftest import Served, World
+from tests.gateway.stand_in import StandIn
+from workers.settings import WorkerSettings
 from workers.stack.ports import choose_ports, gateway_names
+from workers.stack.services import StackPlan, run_stages
 
 
 def test_rollouts_are_spread_and_stay_where_they_are() -> None:
@@ -61,3 +68,41 @@ def test_each_process_has_a_port() -> None:
     again, changed = choose_ports({}, ports, gateways=2)
     assert not changed
     assert again["gateway-1"] == ports["gateway-1"]
+
+
+def test_the_stack_starts_each_and_tells_everybody(run: RunConfig, tmp_path: Path) -> None:
+    run = run.model_copy(update={"stack": StackConfig(gateways=3)})
+    ports, _ = choose_ports({}, {}, gateways=3)
+    plan = StackPlan(tmp_path, ports, tmp_path / "run.json", run)
+    specs = [spec for stage in run_stages(plan) for spec in stage if spec.component == "gateway"]
+    assert [spec.name for spec in specs] == ["gateway", "gateway-1", "gateway-2"]
+    assert [spec.argv[-2:] for spec in specs] == [["--index", str(i)] for i in range(3)]
+    urls = WorkerSettings.from_env(plan.environment()).gateway_urls
+    assert urls == tuple(f"http://127.0.0.1:{ports[name]}" for name in gateway_names(3))
+
+
+async def test_a_rolling_restart(world: World, stand_in: StandIn) -> None:
+    """Two processes, ended and started anew one after the other, under conversations that go on."""
+    urls = ("http://first", "http://second")
+
+    async def start(index: int) -> Served:
+        served = Served(world.run, world.database, shard=Shard(index, urls))
+        await served.start()
+        return served
+
+    processes = [await start(i) for i in range(2)]
+    histories: list[list[Any]] = [[{"role": "user", "content": f"rollout {i}"}] for i in range(4)]
+    for step in range(4):
+        for member, history in enumerate(histories):
+            token = world.tokens[member]
+            base = f"{processes[shard_of(token, 2)].url}/r/{token}/v1"
+            async with openai.AsyncOpenAI(base_url=base, api_key="x", max_retries=0) as client:
+                answer = await client.chat.completions.create(model="policy", messages=history)
+            said = answer.choices[0].message.content
+            history += [{"role": "assistant", "content": said}, {"role": "user", "content": f"on {step}"}]
+        await processes[step % 2].stop()
+        processes[step % 2] = await start(step % 2)
+    for member in range(4):
+        assert [c.fork_reason for c in world.calls(member)] == ["root", None, None, None]
+    for process in processes:
+        await process.stop()
