@@ -6,6 +6,7 @@ Where that holds several URLs, each is a process of its own: number I takes the 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import logging
 from urllib.parse import urlsplit
@@ -16,6 +17,11 @@ from gyre.gateway.app import create_app
 from gyre.gateway.sharding import Shard
 from gyre.harness.registry import dialect_of
 from workers.settings import fail, settings_or_exit
+
+# Of glibc's malloc.h. Requests and prompts of long rollouts are megabytes, and each is a little longer than the last:
+# by default every one of them is mapped, faulted in page by page, and unmapped again.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_FREE_BYTES, _LARGEST_ON_HEAP = 256 << 20, 32 << 20
 
 
 def main() -> None:
@@ -30,6 +36,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     url = urlsplit(urls[index])
     app = create_app(settings.run, settings.database_url, dialect_of(settings.run.harness), shard=Shard(index, urls))
+    _keep_freed_memory()
     gc.freeze()  # what is imported by now stays: no collection need look through it again
     uvicorn.run(
         app,
@@ -42,6 +49,13 @@ def main() -> None:
         timeout_keep_alive=75,
         backlog=2048,
     )
+
+
+def _keep_freed_memory() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # no other C library than glibc has it
+        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class _Connection(asyncio.Protocol):
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             self._head = bytes(self._buffer[:end])
             del self._buffer[: end + 4]
-            self._length = _content_length(self._head)
+            self._length = content_length(self._head)
             if len(self._buffer) < self._length:
                 self._missing = self._length - len(self._buffer)
                 self._buffer.clear()
@@ -89,7 +89,8 @@ class _Connection(asyncio.Protocol):
         self._engine.served.append(served)
 
 
-def _content_length(head: bytes) -> int:
+def content_length(head: bytes) -> int:
+    """Of a message with this head; 0 where it does not say."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":

@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import psutil
 import uvloop
 from rich.console import Console
@@ -81,17 +80,15 @@ async def compare() -> tuple[dict[str, list[float]], dict[str, float]]:
 
 
 async def calls_a_second(bases: list[str]) -> float:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+    async def rollout(base: str, number: int) -> None:
+        agent = Agent(base, SYSTEM, TASK)
+        for turn in range(TURNS):
+            agent.prepare()
+            await agent.turn(lines(10, number * TURNS + turn))
 
-        async def rollout(base: str, number: int) -> None:
-            agent = Agent(http, base, SYSTEM, TASK)
-            for turn in range(TURNS):
-                agent.prepare()
-                await agent.turn(lines(10, number * TURNS + turn))
-
-        began = time.perf_counter()
-        await asyncio.gather(*(rollout(base, i) for i, base in enumerate(bases)))
-        return len(bases) * TURNS / (time.perf_counter() - began)
+    began = time.perf_counter()
+    await asyncio.gather(*(rollout(base, i) for i, base in enumerate(bases)))
+    return len(bases) * TURNS / (time.perf_counter() - began)
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 import uvloop
 from rich.console import Console
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.gateway.chart import write_chart
 from benchmarks.gateway.engine import Engine, sglang
-from benchmarks.gateway.world import Agent, World, config, lines, until_up, world
+from benchmarks.gateway.world import Agent, Client, World, config, lines, until_up, world
 from gyre.gateway.messages import Message, ToolCall
 from gyre.gateway.policy import Policy
 from gyre.ports import free_port
@@ -105,19 +104,19 @@ async def _turn(agent: Agent, engine: Engine, result: str) -> float:
 
 async def long_history() -> tuple[list[float], int, float]:
     """Overhead of turns after the history is there, the tokens at the end, and the bytes that a rollout takes."""
-    async with world(lambda t: sglang(t, 0.0), 1 + MORE) as (made, engine), aiohttp.ClientSession() as http:
-        agent = await _grown(made, engine, http)
+    async with world(lambda t: sglang(t, 0.0), 1 + MORE) as (made, engine):
+        agent = await _grown(made, engine)
         result = lines(18, 2)
         overhead = [await _turn(agent, engine, result) for _ in range(MEASURED)]
         before = made.process.memory_full_info().uss
         for _ in range(MORE):
-            await _grown(made, engine, http)
+            await _grown(made, engine)
         return overhead, _tokens(made, agent), (made.process.memory_full_info().uss - before) / MORE
 
 
-async def _grown(made: World, engine: Engine, http: aiohttp.ClientSession) -> Agent:
+async def _grown(made: World, engine: Engine) -> Agent:
     """An agent with a long history, made of turns of the usual length."""
-    agent = Agent(http, made.base(), lines(20, 0), "Do it.")
+    agent = Agent(made.base(), lines(20, 0), "Do it.")
     while len(agent.messages) < 100 or _tokens(made, agent) < HISTORY:
         await _turn(agent, engine, lines(18, len(agent.messages)))
     return agent
@@ -131,19 +130,15 @@ def _tokens(made: World, agent: Agent) -> int:
 
 async def many_turns() -> tuple[list[float], list[float]]:
     """Overhead of each of many turns, and the time that the same bytes take to a server that only reads them."""
-    async with (
-        world(lambda t: sglang(t, 0.0), 1) as (made, engine),
-        reader() as url,
-        aiohttp.ClientSession() as http,
-    ):
-        agent = Agent(http, made.base(), lines(20, 0), "Do it.")
+    async with world(lambda t: sglang(t, 0.0), 1) as (made, engine), reader() as url:
+        only = Client()
+        agent = Agent(made.base(), lines(20, 0), "Do it.")
         result = lines(6, 3)
         overhead, reading = [], []
         for _ in range(LONG_TURNS):
             overhead.append(await _turn(agent, engine, result))
             began = time.perf_counter()
-            async with http.post(url, data=agent.body) as answer:
-                await answer.read()
+            await only.post(url, agent.body)
             reading.append(time.perf_counter() - began)
         return overhead, reading
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -12,13 +13,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 import psutil
 from tokenizers import Tokenizer
 
-from benchmarks.gateway.engine import Engine
+from benchmarks.gateway.engine import Engine, content_length
 from gyre.config import RunConfig
 from gyre.ports import free_port
 from gyre.store.db import make_engine, transaction
@@ -142,11 +144,48 @@ def postgres_cpu(folder: Path) -> float:
     return float(total)
 
 
+class Client(asyncio.Protocol):
+    """One HTTP connection that does as little as can be: what it costs would be taken for the server's."""
+
+    def __init__(self) -> None:
+        self._answer: asyncio.Future[bytes] | None = None
+        self._got = bytearray()
+        self._end = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+
+    async def post(self, url: str, body: bytes) -> bytes:
+        """The body of the answer. Raises RuntimeError for any status but 200."""
+        parts = urlsplit(url)
+        if self._answer is None:
+            await asyncio.get_running_loop().create_connection(lambda: self, parts.hostname, parts.port)
+        self._answer = asyncio.get_running_loop().create_future()
+        head = f"POST {parts.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        self._transport.writelines([head.encode() + b"\r\n\r\n", body])
+        return await self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        if not self._end and (head := self._got.find(b"\r\n\r\n")) >= 0:
+            self._head = bytes(self._got[:head])
+            self._end = head + 4 + content_length(self._head)
+        if self._end and len(self._got) >= self._end:
+            body = bytes(self._got[len(self._head) + 4 : self._end])
+            del self._got[: self._end]
+            self._end = 0
+            assert self._answer is not None
+            if self._head.split(b" ", 2)[1] == b"200":
+                self._answer.set_result(body)
+            else:
+                self._answer.set_exception(RuntimeError(f"{self._head.splitlines()[0]!r}: {body[:500]!r}"))
+
+
 class Agent:
     """One conversation: each turn sends all of it, as harnesses do."""
 
-    def __init__(self, http: aiohttp.ClientSession, base: str, system: str, task: str) -> None:
-        self._http, self._url = http, f"{base}/chat/completions"
+    def __init__(self, base: str, system: str, task: str) -> None:
+        self._http, self._url = Client(), f"{base}/chat/completions"
         self.messages: list[dict[str, Any]] = [
             {"role": "system", "content": system},
             {"role": "user", "content": task},
@@ -159,11 +198,7 @@ class Agent:
 
     async def turn(self, result: str) -> None:
         """Send what `prepare` wrote; then the answer and `result`, the output of its tool, are part of the history."""
-        async with self._http.post(self._url, data=self.body, headers={"content-type": "application/json"}) as answer:
-            data = await answer.read()
-            if answer.status != 200:
-                raise RuntimeError(f"HTTP {answer.status}: {data[:500]!r}")
-        message = orjson.loads(data)["choices"][0]["message"]
+        message = orjson.loads(await self._http.post(self._url, self.body))["choices"][0]["message"]
         self.messages.append(message)
         for call in message["tool_calls"]:
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
