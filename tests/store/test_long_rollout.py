@@ -100,7 +100,8 @@ async def test_a_writer_outlives_a_broken_connection(database: str, engine: Engi
     writer = CallWriter(database)
     await writer.write([first])
     with psycopg.connect(libpq_url(database), autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query = 'COMMIT'")
+        ended = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE query = 'COMMIT'"
+        assert other.execute(ended).fetchall() == [(True,)]
     with pytest.raises(psycopg.OperationalError):
         await writer.write([first_end])
     await writer.write([first_end, second])
