@@ -94,11 +94,11 @@ def _follow(settings: WorkerSettings, cell: CellConfig) -> None:
 
 def _pin(cell: CellConfig, rank: int) -> None:
     """Keep this process on its share of the cell's cores. Before torch is imported: it sizes its threads once."""
-    if cores := os.sched_getaffinity(0) & set(cell.cpus):  # none: the agent chose others, and set them already
-        os.sched_setaffinity(0, cores)
+    if known := os.sched_getaffinity(0) & set(cell.cpus):  # none: the agent chose others, and set them already
+        os.sched_setaffinity(0, known)
     if cell.cpus and cell.layout.ranks > 1:
-        share = sorted(os.sched_getaffinity(0))[rank :: cell.layout.ranks]
-        os.sched_setaffinity(0, share or os.sched_getaffinity(0))
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[rank :: cell.layout.ranks] or {cores[rank % len(cores)]})
     threads = str(_threads(cell))
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
     if cell.devices:
