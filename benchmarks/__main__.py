@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("gateway", "harness", "store", "trainer")
+NAMES = ("gateway", "harness", "store", "trainer", "trees")
 
 
 def main(names: list[str]) -> None:

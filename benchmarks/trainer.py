@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,28 +13,35 @@ import torch.nn.functional as F
 from benchmarks.table import interleave, show
 from gyre.serving.cpu_platform import define_torchvision_ops
 
-SEQUENCES, LENGTH, VOCABULARY, ROUNDS = 24, 400, 2048, 5
-
 
 def main() -> None:
     torch.set_num_threads(1)
     define_torchvision_ops()  # transformers' models import torchvision, which cannot load its own operators on CPU
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+    quickstart = Qwen3Config(
+        vocab_size=2048, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, max_position_embeddings=1024, dtype="float32",
+    )  # fmt: skip
+    smollm2 = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192, dtype="float32",
+    )  # fmt: skip
+    compare("quickstart's size", Qwen3ForCausalLM(quickstart), sequences=24, length=400, rounds=5)
+    compare("SmolLM2-135M's size", LlamaForCausalLM(smollm2), sequences=4, length=300, rounds=3)
+
+
+def compare(name: str, peer: Any, *, sequences: int, length: int, rounds: int) -> None:
     from gyre.config import OptimizerConfig
     from gyre.training.hf_config import shape_from_dict
     from gyre.training.model import build_policy
     from gyre.training.sft import Example, SupervisedTrainer
 
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, max_position_embeddings=1024, dtype="float32",
-    )  # fmt: skip
-    peer = Qwen3ForCausalLM(config)
-    trainer = SupervisedTrainer(build_policy(shape_from_dict(config.to_dict())), OptimizerConfig())
+    shape = shape_from_dict(peer.config.to_dict())
+    trainer = SupervisedTrainer(build_policy(shape), OptimizerConfig())
     rng = np.random.default_rng(0)
-    lengths = rng.integers(LENGTH // 2, LENGTH * 3 // 2, SEQUENCES)
-    rows = [rng.integers(0, VOCABULARY, n).astype(np.int32) for n in lengths]
+    lengths = rng.integers(length // 2, length * 3 // 2, sequences)
+    rows = [rng.integers(0, shape.vocab, n).astype(np.int32) for n in lengths]
     examples = [Example(row, np.ones(len(row), bool)) for row in rows]
     tokens = int(lengths.sum())
 
@@ -53,7 +61,7 @@ def main() -> None:
 
     def padded() -> None:
         peer.zero_grad()
-        for part in (rows[i : i + 8] for i in range(0, SEQUENCES, 8)):
+        for part in (rows[i : i + 8] for i in range(0, sequences, 8)):
             width = max(map(len, part))
             ids = torch.stack([torch.from_numpy(np.pad(row.astype(np.int64), (0, width - len(row)))) for row in part])
             keep = torch.arange(width)[None] < torch.tensor([len(row) for row in part])[:, None]
@@ -67,4 +75,5 @@ def main() -> None:
         "transformers, one by one": rate(one_by_one),
         "transformers, padded batches of 8": rate(padded),
     }
-    show("Training, tokens per CPU second", "tokens/s", interleave(ways, ROUNDS), next(iter(ways)), more_is_better=True)
+    title = f"Training, {name}, tokens per CPU second"
+    show(title, "tokens/s", interleave(ways, rounds), next(iter(ways)), more_is_better=True)
