@@ -6,8 +6,9 @@ not the whole history, so that its cost does not grow with the history.
 
 What harnesses send and templates differ on is settled here, once (`_rendered`, `again`):
 
-- A system message after the first message stays one where the template takes it (Qwen3, Llama 3); where it does not
-  (Qwen3.5, Nemotron 3), it is a user message with the same text.
+- System messages after the first one stay what they are where the template takes them anywhere (Qwen3, GLM). Where it
+  does not (Qwen3.5, Nemotron 3, Llama 3 with tools), those right after the first are joined to it, and later ones are
+  user messages with the same text.
 - An assistant turn right after another, or a request that ends on one: each is a closed turn, and the policy speaks in
   a new one. Nothing is prefilled: what was sampled begins where a turn begins.
 - What a template refuses altogether is the caller's error (400), with the template's words.
@@ -88,11 +89,9 @@ class Policy:
         )
         self.stop_ids: list[int] = list(self._strict.get_stop_token_ids())
         self._stops = frozenset(self.stop_ids)
-        self._late_system = self._takes([_says("system"), _says("user"), _says("assistant"), _says("system")])
-        closed = list(self._strict.render_ids([_says("user"), _says("assistant")], add_generation_prompt=True))
-        last = max((i for i, token in enumerate(closed) if token in self._stops), default=None)
-        self._close = None if last is None else closed[last]
-        self._again = [] if last is None else closed[last + 1 :]
+        late = [_says(role) for role in ("system", "system", "user", "assistant", "system")]
+        self._late_system = self._takes(late)
+        self._close, self._again = self._turn_border()
 
     def opening(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """The ids of a whole prompt, up to where the assistant speaks. Raises GatewayError (400): no such prompt."""
@@ -160,18 +159,35 @@ class Policy:
         closed = bool(completion) and completion[-1] in self._stops
         return self._again if closed else [self._close, *self._again]
 
+    def _turn_border(self) -> tuple[int | None, list[int]]:
+        """The token that closes an assistant turn, and the ids from there to where the next one speaks.
+
+        None where no stop token stands between two turns (GLM: its stop token opens the user's turn).
+        """
+        said = [_says("user"), _says("assistant")]
+        closed, more = (
+            list(self._strict.render_ids(said)),
+            list(self._strict.render_ids(said, add_generation_prompt=True)),
+        )
+        last = max((i for i, token in enumerate(closed) if token in self._stops), default=None)
+        if last is None or self.text(closed[last + 1 :]).strip() or more[: last + 1] != closed[: last + 1]:
+            return None, []
+        return closed[last], more[last + 1 :]
+
     def _rendered(self, messages: Sequence[Message], *, first: bool) -> list[dict[str, Any]]:
         """Messages as the renderer takes them; `first`: the conversation begins with them."""
         out = [m.rendered() for m in messages]
-        if not self._late_system:
-            for i, message in enumerate(out):
-                if message["role"] == "system" and not (first and i == 0):
-                    out[i] = {"role": "user", "content": message["content"]}
-        return out
+        if self._late_system:
+            return out
+        leading = next((i for i, m in enumerate(out) if m["role"] != "system"), len(out)) if first else 0
+        late = [{"role": "user", "content": m["content"]} if m["role"] == "system" else m for m in out[leading:]]
+        if not leading:
+            return late
+        return [{"role": "system", "content": "\n\n".join(m["content"] for m in out[:leading])}, *late]
 
     def _takes(self, messages: list[dict[str, Any]]) -> bool:
         try:
-            self._strict.render_ids(messages)
+            self._strict.render_ids(messages, tools=[_TOOL])
         except REFUSALS:
             return False
         return True
@@ -264,6 +280,9 @@ class Policy:
             return str(attempt.raw)
         start, end = attempt.token_span
         return self.text(ids[start:] if to_end else ids[start:end])
+
+
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 
 
 def _says(role: str) -> dict[str, Any]:
