@@ -185,6 +185,7 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
        r.rollouts, r.settled, r.valid, r.excluded, r.stale, r.mean_reward, r.success, s.n_valid,
        c.calls, c.sampled_tokens, c.prompt_tokens, c.cached_tokens,
        m.micro_batches, m.micro_batches_waiting, m.tokens AS trained_tokens, m.targets AS trained_targets,
+       m.branch_tokens,  -- of the trained samples one by one; trained_tokens are those computed: what they share, once
        m.train_attempts, m.logprob_diff, m.logprob_diff_max,
        (s.metrics ->> 'mismatch_kl')::float8 AS mismatch_kl, (s.metrics ->> 'mean_ratio')::float8 AS mean_ratio,
        (s.metrics ->> 'clip_fraction')::float8 AS clip_fraction,
@@ -217,6 +218,8 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
        SELECT count(*) AS micro_batches, count(*) FILTER (WHERE b.state IN ('queued', 'claimed')) AS micro_batches_waiting,
               COALESCE(sum(n_tokens) FILTER (WHERE b.state IN ('held', 'done')), 0) AS tokens,
               COALESCE(sum(n_targets) FILTER (WHERE b.state IN ('held', 'done')), 0) AS targets,
+              COALESCE(sum((SELECT sum(n_tokens) FROM samples WHERE micro_batch_id = b.id))
+                       FILTER (WHERE b.state IN ('held', 'done')), 0) AS branch_tokens,
               COALESCE(sum(attempts), 0) AS train_attempts,
               sum((b.metrics ->> 'mean_abs_logprob_diff')::float8 * n_targets)
                   / NULLIF(sum(n_targets) FILTER (WHERE b.metrics ? 'mean_abs_logprob_diff'), 0) AS logprob_diff,

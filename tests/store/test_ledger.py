@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 
 from gyre.store import queries
@@ -268,11 +268,16 @@ def test_what_a_trainer_reads(engine: Engine) -> None:
         hand_out(s, world.group_ids[0], **OPTIONS)
         found = queries.claim_micro_batch(s, world.step_id, "c", "c") or 0
         rows = queries.micro_batch_rows(s, found)
+        tokens = queries.micro_batch_row(s, found).n_tokens
+        queries.hold_micro_batch(s, found, "c", {})
+        summary = s.execute(text("SELECT trained_tokens, branch_tokens FROM step_summary")).one()
     first, second, other = rows.samples
     assert [r.rollout_id for r in rows.samples] == [a, a, b]
     assert (first.leaf_id, second.leaf_id) == (long.id, short.id)
     nodes = {n.id: n for n in rows.nodes}
     assert len(nodes) == len(rows.nodes), "a shared node is read once"
+    assert tokens == sum(n.length for n in rows.nodes) < sum(r.n_tokens for r in rows.samples)
+    assert tuple(summary) == (tokens, sum(r.n_tokens for r in rows.samples))
     owned = {*first.owned_nodes, *second.owned_nodes, *other.owned_nodes}
     for sample in rows.samples:
         path, at = [], sample.leaf_id
