@@ -16,7 +16,7 @@ from tests.gateway.conftest import World
 from tests.gateway.harness_runs.recorder import Exchange, Recorder
 from tests.scripted.engine import ScriptedEngine
 
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 
 
 @dataclass

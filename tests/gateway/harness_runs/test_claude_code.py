@@ -165,7 +165,7 @@ async def test_a_harness_that_is_ended_in_the_middle(
     marker = scripted_engine.script([{"tools": [bash("echo one > part.txt")]}, {"stop": False, "token_s": 0.02}])
 
     async def end(recorder: Recorder, folder: Path) -> None:
-        await world.until(lambda: len(world.calls()) == 2, 120.0)
+        await world.until(lambda: len(world.calls()) == 2, 300.0)
         await world.until(lambda: len(scripted_engine.exchanges()[-1].output) > 9, 120.0)
         await asyncio.to_thread(process.kill_tree, folder)
 
