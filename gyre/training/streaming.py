@@ -148,8 +148,9 @@ class StreamingStep:
         """Raise NonFiniteError if the accumulated gradient is not finite everywhere."""
         bad = 0
         for buffer in self.buffers():
-            # One pass: a sum of finite float32 that overflows is as unusable as one that is not a number.
-            if not math.isfinite(buffer.abs().sum().item()):
+            # One pass at the speed of memory: whatever is not finite makes the sum so, and a sum of finite float32 that
+            # overflows is as unusable.
+            if not math.isfinite(buffer.sum().item()):
                 bad += max(1, int((~buffer.isfinite()).sum()))
         if bad := parallel.total(bad):
             raise NonFiniteError(f"the accumulated gradient has {bad} non-finite values")
