@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import gc
 import logging
+import os
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -37,6 +38,7 @@ def main() -> None:
     url = urlsplit(urls[index])
     app = create_app(settings.run, settings.database_url, dialect_of(settings.run.harness), shard=Shard(index, urls))
     _keep_freed_memory()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: another thread is only a detour
     gc.freeze()  # what is imported by now stays: no collection need look through it again
     uvicorn.run(
         app,

@@ -56,7 +56,9 @@ class FastTokenizer:
 
     def encode(self, text: str, *_: Any, add_special_tokens: bool = True, **__: Any) -> list[int]:
         """Ids of `text`."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # "Fast" is without offsets in the text, which nobody asks for: nearly half of the time of a long one.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
