@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gyre.training import megatron_cpu
 from gyre.training.packing import PackedTrees
@@ -33,6 +33,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+_BLOCK = 128
+"""Queries and keys in a block of FlexAttention's mask."""
 
 _BATCHED_BELOW = 64
 """Equal neighbours up to this length are computed in one call: below it a call costs more than its arithmetic."""
@@ -128,9 +131,34 @@ def tree_mask(reach: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tenso
 
 
 def block_mask(row: TreeRow, device: torch.device) -> BlockMask:
-    """The tree mask of `row` as FlexAttention's blocks: those that hold nothing are never computed."""
+    """The tree mask of `row` as FlexAttention's blocks: those that hold nothing are never computed.
+
+    FlexAttention's own `create_block_mask` makes the whole [T, T] mask first. Here a block of keys before a block of
+    queries holds something if one of its keys reaches beyond the first query, and everything if all reach beyond the
+    last.
+    """
     reach = torch.from_numpy(row.reach()).to(device)
-    return create_block_mask(tree_mask(reach), None, None, row.tokens, row.tokens, device=device)
+    count = -(-row.tokens // _BLOCK)
+    padding = (0, count * _BLOCK - row.tokens)
+    farthest = torch.nn.functional.pad(reach, padding, value=0).view(count, _BLOCK).amax(1)
+    nearest = torch.nn.functional.pad(reach, padding, value=row.tokens).view(count, _BLOCK).amin(1)
+    at = torch.arange(count, device=device)
+    before = at[None, :] < at[:, None]
+    full = before & (nearest[None, :] >= ((at + 1) * _BLOCK).clamp(max=row.tokens)[:, None])
+    some = (before & (farthest[None, :] > (at * _BLOCK)[:, None]) & ~full) | (at[None, :] == at[:, None])
+    return BlockMask.from_kv_blocks(
+        *_listed(some),
+        *_listed(full),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=tree_mask(reach),
+        seq_lengths=(row.tokens, row.tokens),
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of each row of bool [n, n] are true, int32 [1, 1, n], and which, first in int32 [1, 1, n, n]."""
+    order = torch.argsort(blocks.to(torch.int8), dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
 def mask_attention(

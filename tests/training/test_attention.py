@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from gyre.training.attention import block_mask, mask_attention, rotate, segment_attention, tree_mask
 from gyre.training.norm import RmsNorm
@@ -22,6 +22,13 @@ ROWS = {
     "one-token segments": TreeRow((1, 1, 1, 1, 1), (-1, 0, 1, 1, 0)),
     "a deep comb": TreeRow((9, *(4, 6) * 8), (-1, *(x for i in range(8) for x in (2 * i, 2 * i)))),
     "forest": TreeRow((20, 30, 1, 25, 2, 33, 90), (-1, 0, 1, 1, -1, 4, -1)),
+}
+
+
+LONG = {
+    "four leaves": TreeRow((512,) * 5, (-1, 0, 0, 0, 0)),
+    "nothing on a border": TreeRow((300, 130, 700, 1, 90, 257), (-1, 0, 1, 1, 0, -1)),
+    "one block": TreeRow((100, 28), (-1, 0)),
 }
 
 
@@ -65,18 +72,28 @@ def test_the_mask_for_a_gpu_is_the_tree_mask(row):
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention.*")
-@pytest.mark.parametrize("name", ["fork", "forest"])
-def test_flex_attention_with_the_block_mask_equals_the_formula(name):
-    q, kv = (x.detach() for x in inputs(ROWS[name], 2)[:2])
-    found, formula = (attend(q, *kv.split(16, -1), ROWS[name], 0.3) for attend in (flex, plain))
+@pytest.mark.parametrize("row", [ROWS["fork"], ROWS["forest"], LONG["nothing on a border"]])
+def test_flex_attention_with_the_block_mask_equals_the_formula(row):
+    q, kv = (x.detach() for x in inputs(row, 2)[:2])
+    found, formula = (attend(q, *kv.split(16, -1), row, 0.3) for attend in (flex, plain))
     torch.testing.assert_close(found, formula, atol=1e-10, rtol=0)
 
 
-def test_blocks_of_other_branches_are_never_computed():
-    row = TreeRow((512,) * 5, (-1, 0, 0, 0, 0))
-    mask = block_mask(row, torch.device("cpu"))
-    blocks = torch.from_numpy(row.mask()).view(20, 128, 20, 128).any(3).any(1)
-    assert torch.equal(mask.to_dense()[0, 0].bool(), blocks)
+@pytest.mark.parametrize("row", [*ROWS.values(), *LONG.values()], ids=[*ROWS, *LONG])
+def test_blocks_are_those_of_the_whole_mask(row):
+    reach = torch.from_numpy(row.reach())
+    whole = create_block_mask(tree_mask(reach), None, None, row.tokens, row.tokens, device="cpu")
+    mine = block_mask(row, torch.device("cpu"))
+    assert torch.equal(mine.to_dense(), whole.to_dense())
+
+    def full(mask):
+        pairs = zip(mask.full_kv_num_blocks[0, 0].tolist(), mask.full_kv_indices[0, 0].tolist(), strict=True)
+        return [sorted(indices[:count]) for count, indices in pairs]
+
+    whole_blocks = full(whole)
+    for query, (found, expected) in enumerate(zip(full(mine), whole_blocks, strict=True)):
+        # The last block of queries may be cut short: then whether it is full is a matter of what lies beyond the row.
+        assert found == expected or query == len(whole_blocks) - 1
 
 
 def test_rotation_is_of_complex_pairs_by_position():
