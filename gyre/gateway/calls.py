@@ -261,7 +261,7 @@ class Calls:
             raise
         live.committing = True
         assert answer.finish is not None
-        tail = planned.new_ids if planned.twin is None else planned.twin.prompt.ids
+        tail = planned.new_ids if planned.twin is None else self.policy.tail_of(planned.twin.prompt)
         reply = self.policy.reply(tail, answer.ids, request.tools, request.parse_tool_calls, request.stop)
         stop_string = self.policy.stop_string(answer.ids, request.stop)
         said = {"status": "complete", "response": storable(reply_to_json(reply, stop_string))}

@@ -49,7 +49,8 @@ class Session:
     live: dict[str, LiveCall] = field(default_factory=dict)
     """Calls that are not delivered yet, by the hash of their request."""
     undelivered: dict[str, Turn] = field(default_factory=dict)
-    """After a restart: finished turns that no later call went on from; a retry gets them once."""
+    """After a restart, or a commit whose answer was lost: finished turns that no later call went on from. A retry gets
+    them, once."""
     closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     last_cell: str | None = None
@@ -69,7 +70,9 @@ class Session:
                 begin["kind"] = kind
 
     def renew(self, fresh: Session) -> None:
-        """Take over what Postgres has. Calls in flight find their turns again by id."""
+        """Take over what Postgres has. Calls in flight find their turns again by id; a retry gets what got lost."""
+        lost = (turn for call_id, turn in fresh.tree.by_call.items() if call_id not in self.tree.by_call)
+        self.undelivered |= {turn.request_hash: turn for turn in lost if not turn.children}
         self.tree, self.kinds = fresh.tree, fresh.kinds
         self.next_seq = max(self.next_seq, fresh.next_seq)
         self.stale = False

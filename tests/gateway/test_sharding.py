@@ -76,7 +76,7 @@ def test_the_stack_starts_each_and_tells_everybody(run: RunConfig, tmp_path: Pat
     plan = StackPlan(tmp_path, ports, tmp_path / "run.json", run)
     specs = [spec for stage in run_stages(plan) for spec in stage if spec.component == "gateway"]
     assert [spec.name for spec in specs] == ["gateway", "gateway-1", "gateway-2"]
-    assert [spec.argv[-2:] for spec in specs] == [["--index", str(i)] for i in range(3)]
+    assert [spec.argv[-1] for spec in specs] == ["workers.gateway", "1", "2"]
     urls = WorkerSettings.from_env(plan.environment()).gateway_urls
     assert urls == tuple(f"http://127.0.0.1:{ports[name]}" for name in gateway_names(3))
 

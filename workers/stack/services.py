@@ -143,7 +143,7 @@ def _gateway(plan: StackPlan, index: int, env: dict[str, str]) -> ChildSpec:
     name = plan.gateways[index]
     return ChildSpec(
         name=name,
-        argv=[sys.executable, "-m", "workers.gateway", "--index", str(index)],
+        argv=[sys.executable, "-m", "workers.gateway", *(["--index", str(index)] if index else [])],
         component="gateway",
         env=env,
         ready=health.http_ok(f"http://127.0.0.1:{plan.ports[name]}/health"),
