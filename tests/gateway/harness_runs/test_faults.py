@@ -104,7 +104,7 @@ async def test_nothing_that_happens_is_seen(
         run_harness(calm, [scripted_engine], task(tmp_path / "calm", set()), tmp_path / "calm"),
         run_harness(
             hit, list(cells.values()), task(tmp_path / "hit", slow), tmp_path / "hit",
-            meanwhile=lambda *_: faults.inject(plan),
+            meanwhile=lambda *_: faults.inject(plan), limit_s=600.0,
         ),
     )  # fmt: skip
     assert sum(faults.done.values()) == len(KINDS)
