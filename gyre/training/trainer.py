@@ -178,7 +178,7 @@ class Trainer:
         """Log-probs [N] of the targets under the frozen reference policy, where the objective has one."""
 
         def read(found: TargetLogprobs) -> tuple[Tensor, Tensor]:
-            return found.logprobs.sum(), found.logprobs.detach()
+            return found.logprobs.sum(), found.logprobs.detach().cpu()  # it may go to other ranks
 
         if self.reference is None:
             return None
