@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
@@ -161,6 +162,24 @@ def test_ownership(tree: Tree, cap: int) -> None:
         new = [n.id for n in k.branch.nodes if n.trainable and n.id not in seen]
         assert list(k.owned_nodes) == new
         seen.update(new)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees(), st.integers(1, 6), st.randoms())
+def test_the_choice_is_total_and_stable(tree: Tree, cap: int, random: Random) -> None:
+    """Neither the order of rows nor a larger cap changes what is taken first; ties go to the older leaf."""
+    nodes = list(tree.nodes.values())
+    random.shuffle(nodes)
+    kept = select(tree, cap)
+    assert select(Tree.of(nodes), cap) == kept
+    assert select(tree, cap + 1)[: len(kept)] == kept
+
+
+def test_a_tie_goes_to_the_older_leaf() -> None:
+    b = Builder()
+    shared = b.call(None)
+    leaves = [b.call(shared).id for _ in range(4)]
+    assert [k.branch.leaf_id for k in select(b.tree, 4)] == leaves
 
 
 def test_the_mask_marks_whole_owned_spans() -> None:
