@@ -23,6 +23,8 @@ import orjson
 
 KEPT = 4
 """Bodies of one rollout that are remembered: the main conversation's, and sub-agents' beside it."""
+KEPT_BYTES = 6_000_000
+"""Their size, all together; the newest is kept whatever its size."""
 LISTS = (b'"messages"', b'"input"')
 """Top-level keys whose lists grow from call to call."""
 PATIENCE = 4
@@ -34,7 +36,7 @@ _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _COMMA = re.compile(rb"[ \t\r\n]*,")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Body:
     text: bytes
     data: dict[str, Any]
@@ -63,15 +65,20 @@ class Bodies:
             if (grown := _grown(known, text)) is not None:
                 if known.ends == grown.ends[: len(known.ends)]:
                     self._known.remove(known)
-                self._known.append(grown)
+                self._keep(grown)
                 self._in_vain = 0
                 return grown.data
         data = orjson.loads(text)
         if isinstance(data, dict) and self._in_vain < PATIENCE:
             self._in_vain += bool(self._known)
             if (body := _scan(text, data)) is not None:
-                self._known.append(body)
+                self._keep(body)
         return data
+
+    def _keep(self, body: _Body) -> None:
+        self._known.append(body)
+        while len(self._known) > 1 and sum(len(k.text) for k in self._known) > KEPT_BYTES:
+            self._known.popleft()
 
 
 def _grown(known: _Body, text: bytes) -> _Body | None:

@@ -115,6 +115,16 @@ def test_only_what_is_new_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(seen[2:]) < 2000
 
 
+def test_long_bodies_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "KEPT_BYTES", 1000)
+    known = Bodies()
+    for name in "abcd":
+        known.load(orjson.dumps({"messages": [{"role": name * 300}]}))
+        assert sum(len(k.text) for k in known._known) <= 1000
+    known.load(orjson.dumps({"messages": [{"role": "e" * 3000}]}))
+    assert len(known._known) == 1
+
+
 def test_a_harness_whose_bodies_never_repeat_is_not_looked_through_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     known, looked = Bodies(), []
     scan = bodies._scan

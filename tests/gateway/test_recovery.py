@@ -6,6 +6,7 @@ The engine is a stand-in that answers at once: what is looked at is the tree in 
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from gyre.gateway.nodes import Node
 from gyre.gateway.session import Session
 from gyre.store.gateway_queries import CallWrite
 from tests.gateway.conftest import BASH, World
-from tests.gateway.stand_in import StandIn
+from tests.gateway.stand_in import MADE, StandIn
 
 LONG = "the very same system text " * 20
 SYSTEM = {"role": "system", "content": LONG}
@@ -188,3 +189,63 @@ async def test_a_run_that_is_paused_costs_time_only(world: World) -> None:
     async with made:
         world.cell(engine_url=made.url, engine_incarnation="late")
         assert (await call)["content"] == made.text
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_random_conversations_over_http(world: World, stand_in: StandIn, seed: int) -> None:
+    """Agents that interleave, edit, drop, copy, compact and retry, with the gateway killed now and then.
+
+    Whatever happens, each recorded call is what the engine got and gave, and memory is what Postgres has.
+    """
+    rng = random.Random(seed)
+    tool = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls "}}\n</tool_call>'
+    histories: list[list[dict[str, Any]]] = [
+        [{"role": "system", "content": LONG + name}, {"role": "user", "content": "go"}] for name in ("", "sub", "")
+    ]
+    given: list[tuple[list[int], list[int]]] = []
+    for step in range(45):
+        stand_in.text = rng.choice([tool, "done", f"<think>\nhm {step}\n</think>\n\n{tool}", f"I say {step}", "é" * 9])
+        which = rng.randrange(len(histories))
+        history = histories[which]
+        asked = len(stand_in.prompts)
+        said = await ask(world, history, tools=rng.random() < 0.9, member=which % 2)
+        if len(stand_in.prompts) > asked:
+            given.append(
+                (stand_in.prompts[-1], MADE.encode(f"{stand_in.text}<|im_end|>", add_special_tokens=False).ids)
+            )
+        said.pop("refusal", None)
+        results = [{"role": "tool", "tool_call_id": c["id"], "content": f"r{step}"} for c in said.get("tool_calls", [])]
+        grown = [*history, said, *(results or [{"role": "user", "content": f"on {step}"}])]
+        at = rng.randrange(1, len(grown))
+        histories[which] = rng.choices(
+            [
+                grown,
+                history,
+                [*grown[:at], {"role": "user", "content": f"edited {step}"}, *grown[at + 1 :]],
+                [*grown[:at], *grown[at + 1 :]] if len(grown) > 3 else grown,
+                [*grown[:2], {"role": "user", "content": f"So far: {said.get('content')}"}],
+                [*grown, {"role": "system", "content": "a reminder"}],
+                [*grown[:at], {"role": "assistant", "content": "copied"}, *grown[at:]],
+            ],
+            [8, 1, 1, 1, 1, 1, 1],
+        )[0]
+        if rng.random() < 0.08:
+            await world.restart()
+    recorded = []
+    for member in range(2):
+        calls = world.calls(member)
+        assert {c.status for c in calls} == {"complete"}
+        for call in calls:
+            path = world.path(call.leaf_id)
+            assert call.prompt_tokens is not None
+            recorded.append((path[: call.prompt_tokens], path[call.prompt_tokens :]))
+    assert sorted(recorded) == sorted(given)
+    for member in range(2):
+        async with world.client(member) as client:
+            await client.models.list()
+    before = [(picture(session_of(world, m)), spans(session_of(world, m))) for m in range(2)]
+    await world.restart()
+    for member in range(2):
+        async with world.client(member) as client:
+            await client.models.list()
+    assert [(picture(session_of(world, m)), spans(session_of(world, m))) for m in range(2)] == before
