@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -38,13 +39,15 @@ def main() -> None:
     ours, full = tokenising()
     table.add_row("tokenise the delta, and render all of it anew", f"{1e3 * ours:.2f} ms, {1e3 * full:.0f} ms", "")
     table.add_row("… which is more by", f"{full / ours:.0f}x", "50x or more")
-    overhead, tokens, memory = uvloop.run(long_history())
+    overhead, reading, tokens, memory = uvloop.run(long_history())
     p50, p95 = np.percentile(overhead, [50, 95])
     table.add_row("gateway, all but the engine, median", f"{1e3 * p50:.2f} ms", "< 5 ms")
     table.add_row("… 95th percentile", f"{1e3 * p95:.2f} ms", "< 20 ms")
+    table.add_row("… of it, to receive and parse the bytes, median", f"{1e3 * statistics.median(reading):.2f} ms", "")
     table.add_row("memory of one live rollout", f"{memory / 1e6:.2f} MB", "< 10 MB")
     console.print(table)
-    console.print(f"{len(overhead)} turns, from {HISTORY:,} to {tokens:,} tokens\n")
+    load = os.getloadavg()[0]
+    console.print(f"{len(overhead)} turns, from {HISTORY:,} to {tokens:,} tokens; load of the machine {load:.1f}\n")
 
     costs, bytes_only = uvloop.run(many_turns())
     late, early = costs[-MEASURED:], costs[MEASURED : 2 * MEASURED]
@@ -102,16 +105,27 @@ async def _turn(agent: Agent, engine: Engine, result: str) -> float:
     return took - (served.sent - served.arrived)
 
 
-async def long_history() -> tuple[list[float], int, float]:
-    """Overhead of turns after the history is there, the tokens at the end, and the bytes that a rollout takes."""
-    async with world(lambda t: sglang(t, 0.0), 1 + MORE) as (made, engine):
+async def long_history() -> tuple[list[float], list[float], int, float]:
+    """Overhead of turns after the history is there, what reading their bytes takes, tokens at the end, and the bytes of
+    memory that a rollout takes."""
+    async with world(lambda t: sglang(t, 0.0), 1 + MORE) as (made, engine), reader() as url:
         agent = await _grown(made, engine)
         result = lines(18, 2)
-        overhead = [await _turn(agent, engine, result) for _ in range(MEASURED)]
+        overhead, reading, only = [], [], Client()
+        for _ in range(MEASURED):
+            overhead.append(await _turn(agent, engine, result))
+            reading.append(await _read(only, url, agent))
         before = made.process.memory_full_info().uss
         for _ in range(MORE):
             await _grown(made, engine)
-        return overhead, _tokens(made, agent), (made.process.memory_full_info().uss - before) / MORE
+        return overhead, reading, _tokens(made, agent), (made.process.memory_full_info().uss - before) / MORE
+
+
+async def _read(only: Client, url: str, agent: Agent) -> float:
+    """Seconds that the agent's last request takes to a server that only reads it."""
+    began = time.perf_counter()
+    await only.post(url, agent.body)
+    return time.perf_counter() - began
 
 
 async def _grown(made: World, engine: Engine) -> Agent:
@@ -137,9 +151,7 @@ async def many_turns() -> tuple[list[float], list[float]]:
         overhead, reading = [], []
         for _ in range(LONG_TURNS):
             overhead.append(await _turn(agent, engine, result))
-            began = time.perf_counter()
-            await only.post(url, agent.body)
-            reading.append(time.perf_counter() - began)
+            reading.append(await _read(only, url, agent))
         return overhead, reading
 
 
