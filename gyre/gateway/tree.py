@@ -15,6 +15,9 @@ from operator import is_
 from gyre.gateway.messages import Message, difference
 from gyre.gateway.nodes import Node, Nodes
 
+WALKS = 8
+"""Agents whose newest match is remembered."""
+
 Difference = Callable[[Message, Message], str | None]
 
 
@@ -109,7 +112,7 @@ class Tree:
         self.by_call: dict[int, Turn] = {}
         self._difference = difference
         self._walks: dict[str, _Walk] = {}
-        """The newest match of each agent."""
+        """The newest match of each agent, of the newest agents."""
 
     def add(self, turn: Turn) -> None:
         """Insert a finished turn under its parent."""
@@ -148,7 +151,11 @@ class Tree:
                 best, rank = Match(turn, end + 1), mine
             stack += [(child, end + 1, ids) for child in turn.children]
         if best.turn is not None:
-            self._walks[agent] = _Walk.to(best.turn, messages, tools_key, before)
+            walk = _Walk.to(best.turn, messages, tools_key, before)
+            self._walks.pop(agent, None)
+            self._walks[agent] = walk
+            if len(self._walks) > WALKS:
+                del self._walks[next(iter(self._walks))]
         return best
 
     def fork_reason(self, match: Match, messages: Sequence[Message], tools_key: str, agent: str = "") -> str | None:

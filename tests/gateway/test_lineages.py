@@ -10,7 +10,7 @@ import pytest
 from gyre.gateway.dialect import Hint
 from gyre.gateway.messages import Message
 from gyre.gateway.policy import Policy
-from gyre.gateway.tree import Turn
+from gyre.gateway.tree import WALKS, Turn
 from tests.gateway.paper import CALL, SYSTEM, Paper, request, result, user
 
 ASK = [SYSTEM, user("Do the work.")]
@@ -153,3 +153,16 @@ def test_the_kind_of_a_first_call_that_failed_is_forgotten(policy: Policy) -> No
     paper.kinds.drop(call_id)
     assert paper.plan(ASK).kind == "main"
     assert not paper.plan(ASK).verdict.changes
+
+
+def test_many_agents_leave_nothing_behind_but_their_turns(policy: Policy) -> None:
+    """What is remembered for speed is bounded; an agent that was forgotten is matched as well."""
+    paper = Paper(policy)
+    histories = {f"agent {i}": [*SUB] for i in range(3 * WALKS)}
+    for step in range(2):
+        for name, history in histories.items():
+            turn = paper.call(history, CALL + END, hint=Hint(agent=name))
+            assert turn.agent == name
+            assert (turn.parent is None) == (step == 0)
+            histories[name] = [*history, turn.reply, result(f"{name} {step}")]
+    assert len(paper.tree._walks) <= WALKS
