@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gyre.config import LayoutConfig, OptimizerConfig
+from gyre.config import LayoutConfig, ObjectiveConfig, OptimizerConfig, TrainerConfig
+from gyre.training import parallel
+from gyre.training.batch import pack_samples
 from gyre.training.hf_config import ModelShape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.model import build_policy
 from gyre.training.optimizer_state import export_state, import_state
 from gyre.training.streaming import NonFiniteError, StreamingStep
+from gyre.training.trainer import Trainer
 from gyre.trajectory.packed import TreeRow
-from tests.training.conftest import random_weights
+from tests.training.conftest import random_samples, random_weights
 
 
 def shape(family: str, tied: bool, vocab: int, layers: int = 2) -> ModelShape:
@@ -191,4 +195,27 @@ def compute_all(layouts: list[LayoutConfig], names: list[str]) -> dict[tuple[int
             parallel_state.destroy_model_parallel()
         for name in names:
             found[layout.tensor_parallel, layout.pipeline_parallel, name] = compute(CASES[name], layout)
+    return found
+
+
+def train(policy: Path, layouts: list[LayoutConfig], checkpoints: Path) -> list[dict[str, Any]]:
+    """A step under each layout, resumed from the checkpoint of the step before; with a frozen reference policy."""
+    from megatron.core import parallel_state
+
+    settings = TrainerConfig(logprob_chunk=16, optimizer=OptimizerConfig(lr=1e-2, clip_grad=1e-2))
+    objective = ObjectiveConfig(clip_low=0.2, clip_high=0.2, kl="k3", kl_reference="initial", kl_coefficient=0.1)
+    found: list[dict[str, Any]] = []
+    source = policy
+    for version, layout in enumerate(layouts):
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+        trainer = Trainer(policy, settings, objective, layout=layout)
+        trainer.take(version, *(trainer.read(version, source) if parallel.rank() == 0 else (None, None)))
+        metrics = trainer.micro_batch(pack_samples(random_samples(version, rollouts=3)), "all")
+        gradient = trainer.gradient()
+        result = trainer.optimizer_step(3)
+        weights, state = trainer.export_hf(), trainer.export_optimizer()
+        if parallel.rank() == 0:
+            source = trainer.write(checkpoints, "run", None, weights, state)
+        found.append({"metrics": metrics, "gradient": gradient, "norm": result.grad_norm, "weights": weights})
     return found

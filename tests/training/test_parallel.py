@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gyre.training.model import build_policy
 from gyre.training.parallel import LayoutError
 from gyre.training.shards import Shard, join_hf, part_shapes, split_hf
 from tests.training.conftest import random_weights
-from tests.training.parallel_cases import CASES, compute, compute_all, shape
+from tests.training.parallel_cases import CASES, compute, compute_all, shape, train
 from tests.training.ranks import on_ranks
 
 TP, PP, BOTH = (2, 1), (1, 2), (2, 2)
@@ -27,13 +28,21 @@ computed = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def parallel(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int, str], dict[str, Any]]:
-    """What two and four ranks computed."""
-    two, four = on_ranks(
-        [(2, compute_all, ([LAYOUTS[TP], LAYOUTS[PP]], list(CASES))), (4, compute_all, ([LAYOUTS[BOTH]], [FIRST]))],
-        tmp_path_factory.mktemp("ranks"),
-    )
-    return two | four
+def ran(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> list[Any]:
+    """What two and four ranks computed, and two ranks trained."""
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs = [
+        (2, compute_all, ([LAYOUTS[TP], LAYOUTS[PP]], list(CASES))),
+        (4, compute_all, ([LAYOUTS[BOTH]], [FIRST])),
+        (2, train, (tiny_policy, [LAYOUTS[TP], LAYOUTS[PP], LAYOUTS[TP]], folder)),
+    ]
+    return on_ranks(jobs, folder)
+
+
+@pytest.fixture(scope="module")
+def parallel(ran: list[Any]) -> dict[tuple[int, int, str], dict[str, Any]]:
+    """By layout and name of the case."""
+    return ran[0] | ran[1]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +130,21 @@ def test_a_resumed_trainer_goes_on_bit_equal(parallel, layout, name):
             assert torch.equal(found["second step, resumed"][tensor], weights)
         else:  # weights leave in float32
             torch.testing.assert_close(found["second step, resumed"][tensor], weights, rtol=0, atol=1e-6)
+
+
+def test_a_run_of_steps_goes_through_checkpoints_of_any_layout(ran, tiny_policy, tmp_path):
+    expected = train(tiny_policy, [LayoutConfig()] * 3, tmp_path)
+    for mine, theirs in zip(ran[2], expected, strict=True):
+        found, figures = (x["metrics"].to_json() | {"seconds": 0, "tokens_per_s": 0} for x in (mine, theirs))
+        for name in ("clip_by_length", "rejected_by_node"):
+            assert found.pop(name) == figures.pop(name)
+        assert found == pytest.approx(figures, rel=1e-3, abs=1e-5)
+        # Steps before this one differ by rounding, which Adam makes as large as its rate where a gradient is nothing.
+        apart = (mine["gradient"] - theirs["gradient"]).norm() / theirs["gradient"].norm()
+        assert apart < 1e-3
+        assert mine["norm"] == pytest.approx(theirs["norm"], rel=1e-3)
+    assert (ran[2][0]["gradient"] - expected[0]["gradient"]).abs().max() < 1e-5 * expected[0]["gradient"].abs().max()
+    assert expected[1]["metrics"].kl_sum > 0
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2), (2, 2), (2, 4)])
