@@ -6,6 +6,7 @@ One rank needs no port or environment; several come from `torchrun`, or from a l
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -27,6 +28,11 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noq
 
 _FOREVER = timedelta(days=365)
 """A follower waits for the next command as long as its leader has none."""
+
+_MESSAGE = 64 << 20
+"""Bytes that small tensors are gathered to before they are sent; a larger one travels alone."""
+
+_Head = tuple[str, tuple[int, ...], torch.dtype]
 
 _control: dist.ProcessGroup | None = None
 
@@ -153,15 +159,35 @@ def spread(parts: Iterator[tuple[int, Mapping[str, Tensor]]] | None) -> dict[str
 
 
 def _send(part: Mapping[str, Tensor], to: int) -> None:
-    dist.send_object_list([[(name, tuple(t.shape), t.dtype) for name, t in part.items()]], dst=to, group=_control)
-    for tensor in part.values():
-        dist.send(tensor.detach().cpu().contiguous(), dst=to, group=_control)
+    head = [(name, tuple(t.shape), t.dtype) for name, t in part.items()]
+    dist.send_object_list([head], dst=to, group=_control)
+    for names in _bundles(head):
+        dist.send(torch.cat([part[name].detach().cpu().reshape(-1) for name in names]), dst=to, group=_control)
 
 
 def _receive(source: int) -> Iterator[tuple[str, Tensor]]:
     box: list[Any] = [None]
     dist.recv_object_list(box, src=source, group=_control)
-    for name, size, dtype in box[0]:
-        tensor = torch.empty(size, dtype=dtype)
-        dist.recv(tensor, src=source, group=_control)
-        yield name, tensor
+    head: list[_Head] = box[0]
+    sizes = {name: (size, dtype) for name, size, dtype in head}
+    for names in _bundles(head):
+        counts = [math.prod(sizes[name][0]) for name in names]
+        flat = torch.empty(sum(counts), dtype=sizes[names[0]][1])
+        dist.recv(flat, src=source, group=_control)
+        for name, piece in zip(names, torch.split(flat, counts), strict=True):
+            yield name, piece.view(sizes[name][0])
+
+
+def _bundles(head: list[_Head]) -> Iterator[list[str]]:
+    """Neighbours of one dtype that travel as one message."""
+    names: list[str] = []
+    held, last = 0, None
+    for name, size, dtype in head:
+        count = math.prod(size) * dtype.itemsize
+        if names and (dtype != last or held + count > _MESSAGE):
+            yield names
+            names, held = [], 0
+        names.append(name)
+        held, last = held + count, dtype
+    if names:
+        yield names
