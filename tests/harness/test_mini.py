@@ -96,7 +96,7 @@ async def test_killed_while_the_model_is_silent(
     begin = time.monotonic()
     ended = await asyncio.to_thread(process.kill_tree, rollout)
     assert isinstance(ended, process.Exited) and ended.reason == "killed"
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 60  # not the 600 s of the model
 
 
 async def test_runs_outlive_their_fork_server_which_comes_back(

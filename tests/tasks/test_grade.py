@@ -80,7 +80,7 @@ def test_a_time_limit_ends_the_whole_tree(make_task: Callable[..., Task], rollou
     begin = time.monotonic()
     with pytest.raises(EvaluatorError, match=r"killed: .*still running after 0.3 s"):
         grade(task, rollout, timeout_s=0.3)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60  # not the 600 s of its sleep
     assert processes_in(rollout) == []
 
 
