@@ -80,7 +80,7 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
             assert len(children) >= 4  # engine, scheduler, detokenizer, trainer
             agent.send_signal(signal.SIGKILL)
             agent.wait()
-            _, alive = psutil.wait_procs(children, timeout=10)
+            _, alive = psutil.wait_procs(children, timeout=60)
             assert not alive
 
             agent = start(settings, log)  # its row still speaks of the dead until it reports
@@ -91,7 +91,7 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
             children = psutil.Process(agent.pid).children(recursive=True)
             agent.send_signal(signal.SIGTERM)
             assert agent.wait(30) == 0
-            assert not psutil.wait_procs(children, timeout=5)[1]
+            assert not psutil.wait_procs(children, timeout=60)[1]
             last = cell()
             assert last is not None and (last.role, last.routable) == ("down", False)
         finally:

@@ -107,7 +107,7 @@ def test_every_change_of_a_cell_is_notified(database: str, engine: Engine) -> No
             queries.upsert_cell(s, RUN, "central", central=True, role="rollout", max_running=4)
         with transaction(engine) as s:
             queries.upsert_cell(s, RUN, "central", routable=True, serving_version=2)
-        got = [n.payload for n in listener.notifies(timeout=5, stop_after=2)]
+        got = [n.payload for n in listener.notifies(timeout=60, stop_after=2)]
     assert got == [RUN, RUN]
     with transaction(engine) as s:
         (cell,) = queries.cells(s, RUN)
