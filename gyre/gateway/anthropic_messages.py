@@ -101,7 +101,7 @@ def _request(data: dict[str, Any], reading: Reading) -> Request:
         api=API,
         messages=tuple(messages),
         tools=tools,
-        parse_tool_calls=_calls_allowed(data.get("tool_choice")) and bool(tools),
+        parse_tool_calls=_calls_allowed(data.get("tool_choice"), tools) and bool(tools),
         stop=_stop(data.get("stop_sequences")),
         max_tokens=max_tokens,
         stream=bool(data.get("stream")),
@@ -258,12 +258,14 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _calls_allowed(choice: Any) -> bool:
+def _calls_allowed(choice: Any, tools: tuple[dict[str, Any], ...]) -> bool:
     if choice is None:
         return True
     kind: Any = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "any", "tool", "none"):
         raise _bad("tool_choice.type", f"must be auto, any, tool or none, got {kind!r}")
+    if kind == "tool" and choice.get("name") not in [tool["function"]["name"] for tool in tools]:
+        raise _bad("tool_choice.name", f"must be one of the tools, got {choice.get('name')!r}")
     return bool(kind != "none")
 
 

@@ -153,6 +153,8 @@ def test_what_is_not_text_is_named(block: dict[str, Any], said: str, within: str
         ({"tools": [{"input_schema": {}}]}, "tools.0"),
         ({"tools": [TOOL, {"name": "web_search", "type": "web_search_20250305"}]}, "tools.1"),
         ({"tool_choice": "auto"}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "Read"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"stop_sequences": "x"}, "stop_sequences"),
     ],
 )

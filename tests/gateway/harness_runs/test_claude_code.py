@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gyre.gateway import anthropic_messages
 from gyre.harness import claude_code, npm, process
 from gyre.harness.base import HarnessError
 from tests.gateway.conftest import World
@@ -21,6 +25,7 @@ from tests.scripted.engine import ScriptedEngine
 from tests.scripted.fixtures import MakeWorld
 
 NEWEST = "2.1.332"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "claude_code"
 
 
 def _missing() -> str | None:
@@ -174,6 +179,24 @@ async def test_a_harness_that_is_ended_in_the_middle(
     assert isinstance(run.end, process.Exited) and run.end.reason == "killed"
     assert (facts.calls, facts.other) == (1, {"incomplete": 1})
     assert (run.workspace / "part.txt").read_text() == "one\n"
+
+
+async def test_the_example_run(scripted_world: MakeWorld, scripted_engine: ScriptedEngine, tmp_path: Path) -> None:
+    """The example's policy learnt its first prompt from a file: it is what Claude Code sends with the example's words."""
+    table = tomllib.loads((EXAMPLE / "run.toml").read_text())["harness"]
+    world = await scripted_world(harness=table, context=2048, max_tokens=64)
+    task = f"{scripted_engine.script([{'tools': [{'name': 'Bash', 'input': {'command': 'true'}}]}])} Do it."
+    run = await run_harness(world, [scripted_engine], task, tmp_path / "r")
+    assert (run.code, run.events()[-1]["result"]) == (0, "(step 1) All done.")
+    check(run)
+    first, second = [json.loads(e.body) for e in run.exchanges if e.method == "POST"]
+    text = (EXAMPLE / "first_call.json").read_text().replace('"{instruction}"', json.dumps(task))
+    [date] = re.findall(r"Today's date is (\S+)\.", json.dumps(first))
+    learnt = json.loads(text.replace("{date}", date))
+    asked = [anthropic_messages.parse_request(json.dumps(body).encode(), "policy") for body in (learnt, first)]
+    assert asked[0].messages == asked[1].messages
+    assert asked[0].tools == asked[1].tools
+    assert second["messages"][-1]["content"][0]["content"] == "(Bash completed with no output)"
 
 
 def assert_interleaved(world: World) -> None:
