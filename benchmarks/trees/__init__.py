@@ -20,7 +20,7 @@ import torch
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.trees", description=__doc__.split("\n")[0])
     parser.add_argument("--context", type=int, default=1024, help="longest branch, in tokens")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a tree's branches apart")
+    parser.add_argument("--tokens", type=int, default=3072, help="tokens of a tree's branches apart")
     parser.add_argument("--budget", type=int, default=8192, help="distinct tokens of a micro-batch")
     parser.add_argument("names", nargs="*", metavar="TREE", help="of recorded/; none: all")
     parser.add_argument("--only", choices=("saved", "cost"))

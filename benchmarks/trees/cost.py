@@ -24,7 +24,7 @@ SHAPE = ModelShape(
     family="qwen3", layers=4, hidden=256, ffn=768, heads=4, kv_heads=2, head_dim=64, vocab=2048, max_positions=16384,
     norm_eps=1e-6, rope_theta=1e4, tied=True,
 )  # fmt: skip
-TOKENS, ROUNDS = 2048, 3
+TOKENS, ROUNDS = 2048, 2
 
 
 @dataclass(frozen=True)
