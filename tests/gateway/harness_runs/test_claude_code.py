@@ -182,7 +182,7 @@ async def test_a_harness_that_is_ended_in_the_middle(
 
 
 async def test_the_example_run(scripted_world: MakeWorld, scripted_engine: ScriptedEngine, tmp_path: Path) -> None:
-    """The example's policy learnt its first prompt from a file: it is what Claude Code sends with the example's words."""
+    """The example's policy learnt its first prompt from a file: it is what Claude Code sends with these arguments."""
     table = tomllib.loads((EXAMPLE / "run.toml").read_text())["harness"]
     world = await scripted_world(harness=table, context=2048, max_tokens=64)
     task = f"{scripted_engine.script([{'tools': [{'name': 'Bash', 'input': {'command': 'true'}}]}])} Do it."
