@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine
 
 from gyre.store.db import libpq_url, make_engine
@@ -17,6 +18,10 @@ from gyre.store.server import PostgresServer
 from tests.scripted.fixtures import scripted_engine, scripted_policy, scripted_world  # noqa: F401 - fixtures
 
 _count = itertools.count()
+
+# Examples are the same in every run, and no example fails for its duration: a busy machine is not a defect.
+settings.register_profile("gyre", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gyre")
 
 
 @pytest.fixture(scope="session")

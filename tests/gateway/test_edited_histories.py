@@ -79,7 +79,9 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(STEPS)
 def test_random_edits(policy: Policy, steps: list[tuple[list[int], str, int, str]]) -> None:
     paper = Paper(policy)

@@ -74,7 +74,7 @@ async def test_a_database_that_is_away_only_takes_time(postgres: Postgres, error
             raise tries.pop()
         return "read"
 
-    assert await asyncio.wait_for(writer.retried(read), 3) == "read"
+    assert await asyncio.wait_for(writer.retried(read), 30) == "read"
     await writer.stop()
 
 
@@ -83,10 +83,10 @@ async def test_one_bad_row_fails_alone_and_the_writer_goes_on(postgres: Postgres
     writer = recorder()
     posted = [writer.post(CallWrite(n)) for n in (1, bad, 2)]
     writer.start()
-    done, _ = await asyncio.wait(posted, timeout=3)
+    done, _ = await asyncio.wait(posted, timeout=30)
     assert len(done) == 3
     assert isinstance(posted[1].exception(), GatewayError)
-    await asyncio.wait_for(writer.write(CallWrite(3)), 3)
+    await asyncio.wait_for(writer.write(CallWrite(3)), 30)
     assert postgres.written == [1, 2, 3]
     await writer.stop()
 
@@ -99,5 +99,5 @@ async def test_a_beginning_waits_for_company_and_an_end_does_not(postgres: Postg
     assert not began.done()
     await writer.write(CallWrite(2, end={}))
     assert began.done() and postgres.written == [1, 2]
-    await asyncio.wait_for(writer.post(CallWrite(3)), module.COMPANY_S * 10)  # nobody came
+    await asyncio.wait_for(writer.post(CallWrite(3)), 30)  # nobody came
     await writer.stop()

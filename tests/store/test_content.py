@@ -22,7 +22,9 @@ from gyre.store.vocabulary import load_vocabulary, token_pieces
 from tests.store.world import RUN, add_call, make_world, settle
 
 POLICY = Path(__file__).parents[2] / "examples" / "quickstart" / "policy"
-one_database = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+one_database = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @one_database

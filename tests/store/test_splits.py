@@ -129,7 +129,9 @@ def test_what_cannot_be_split_is_refused_whole(
     assert nodes(engine, rollout) == before
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_no_path_is_changed_by_a_split(database: str, engine: Engine, data: st.DataObject) -> None:
     """Random conversations, random cuts of their prompts, in batches of which some are written again."""
