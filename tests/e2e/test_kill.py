@@ -77,7 +77,9 @@ def everything_is_accounted_for(run: LiveRun) -> None:
     # Every sampled token has one fate, and none is still open.
     sampled = run.ask("select sum(length) from nodes where kind = 'generated'")
     assert run.ask("select sum(tokens) from token_accounting") == sampled
-    assert run.ask("select count(*) from token_accounting where fate in ('open', 'queued') or fate like 'excluded%'") == [(0,)]
+    assert run.ask(
+        "select count(*) from token_accounting where fate in ('open', 'queued') or fate like 'excluded%'"
+    ) == [(0,)]
     assert run.ask("select sum(tokens) from token_accounting where fate = 'trained'") == run.ask(
         "select sum(n_targets) from samples"
     )
