@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.gateway import openai_chat as wire
@@ -103,6 +103,7 @@ REPLIES = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(REPLIES, st.booleans())
 def test_what_is_emitted_comes_back_as_the_same_message(reply: Message, stream: bool) -> None:
     got: Any = client(replying(reply)).chat.completions.create(

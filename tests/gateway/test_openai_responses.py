@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.gateway import openai_responses as wire
@@ -154,6 +154,7 @@ REPLIES = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(REPLIES, st.sampled_from(["none", "ids", "content", "interleaved"]))
 def test_what_is_emitted_comes_back_as_the_same_message(reply: Message, loss: str) -> None:
     """Codex's round trip: the items as they were, outputs behind them; other harnesses lose ids or move outputs."""
@@ -296,6 +297,7 @@ def test_refused_requests_name_the_field(change: dict[str, Any], param: str, wor
     assert (caught.value.param, caught.value.status) == (param, 404 if param == "model" else 400)
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_no_json_crashes_the_parser(value: Any) -> None:
     kinds = ("message", "reasoning", "function_call", "custom_tool_call", "function_call_output", "compaction")
@@ -359,6 +361,7 @@ def test_compaction_by_an_item_of_the_input() -> None:
     assert summary_of(done[0]["item"]["encrypted_content"]) == "They did it."
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_only_what_was_sealed_here_is_read(text: str) -> None:
     assert summary_of(text) is None or text.startswith("gyre-compaction-")
