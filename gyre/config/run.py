@@ -147,7 +147,8 @@ class SamplingConfig(Section):
     temperature: float = Field(1.0, gt=0)
     """Softmax temperature; behaviour log-probs are of this distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus mass; below 1 the behaviour distribution is the truncated one."""
+    """Nucleus mass; below 1 the behaviour log-probs are of the truncated distribution, the trainer's of the whole one.
+    So their ratio falls short by the mass that was kept, and only objective.old = "trainer" goes with it."""
     max_tokens: int = Field(512, ge=1)
     """Longest completion of one call, in tokens."""
 
@@ -167,7 +168,8 @@ class ObjectiveConfig(Section):
     even one above `trainer.micro_batch_tokens`)."""
     old: Literal["sampler", "trainer"] = "sampler"
     """Whose policy the ratio's denominator is: `sampler`, the one that sampled; `trainer`, the trainer's own before the
-    step, so that the ratio is 1, nothing is clipped, and `correction` alone weighs the difference to the sampler."""
+    step, so that the ratio is 1, nothing is clipped, and `correction` alone weighs the difference to the sampler.
+    `sampler` needs sampling.top_p = 1."""
     correction: Literal["none", "truncate", "mask"] = "none"
     """Of the difference between sampler and trainer, w = pi / mu. `truncate` (for old = "trainer"): weigh by min(w,
     cap); `mask`: reject what has w outside floor..cap."""
@@ -415,6 +417,15 @@ class RunConfig(Section):
     def central(self) -> CellConfig:
         """The one cell that owns the authoritative weights."""
         return next(c for c in self.cells if c.central)
+
+    @model_validator(mode="after")
+    def _ratio_is_of_one_distribution(self) -> Self:
+        if self.sampling.top_p < 1 and self.objective.old == "sampler":
+            raise ValueError(
+                "sampling.top_p: below 1 the sampler's log-probs are of the nucleus alone and the ratio to them is too "
+                "small; use top_p = 1, or objective.old = 'trainer' with a correction"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cells_are_coherent(self) -> Self:

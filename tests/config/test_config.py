@@ -69,6 +69,7 @@ def test_overrides_replace_and_none_does_not(run_file: Path) -> None:
         ("[[cells]]", "[rollouts]\ntime_limit_s = inf\n[[cells]]", "rollouts.time_limit_s: "),
         ("[[cells]]", "[harness]\nname = 'command'\n[[cells]]", "harness.command: required"),
         ("[[cells]]", "[scheduling]\ntrain_cells = ['x']\n[[cells]]", "scheduling.train_cells: no cell is named 'x'"),
+        ("[[cells]]", "[sampling]\ntop_p = 0.9\n[[cells]]", "sampling.top_p: below 1 "),
         ('name = "demo"', "name = demo", "not valid TOML"),
     ],
 )
@@ -78,6 +79,13 @@ def test_bad_field_is_one_line_naming_it(run_file: Path, old: str, new: str, say
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).count("pydantic") == 0
+
+
+def test_a_nucleus_goes_with_a_ratio_that_does_not_hold_it(run_file: Path) -> None:
+    rewrite(run_file, "[[cells]]", "[sampling]\ntop_p = 0.9\n[objective]\nold = 'trainer'\n[[cells]]")
+    assert load_run_config(run_file).sampling.top_p == 0.9
+    rewrite(rewrite(run_file, "top_p = 0.9", "top_p = 1.0"), "'trainer'", "'sampler'")
+    assert load_run_config(run_file).sampling.top_p == 1.0
 
 
 def test_several_bad_fields_stand_in_one_line(run_file: Path) -> None:

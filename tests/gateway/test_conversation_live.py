@@ -172,8 +172,9 @@ async def test_an_edited_history_forks_once_and_keeps_what_was_sampled(live: Wor
 async def test_truncated_sampling_has_the_logprobs_of_what_is_left(run: RunConfig, live: World) -> None:
     """top_p below 1: behaviour log-probs are those of the nucleus, renormalised."""
     sampling = run.sampling.model_copy(update={"top_p": 0.5})
+    objective = run.objective.model_copy(update={"old": "trainer"})  # what a run file with a nucleus must say
     await live.served.stop()
-    live.served = Served(run.model_copy(update={"sampling": sampling}), live.database)
+    live.served = Served(run.model_copy(update={"sampling": sampling, "objective": objective}), live.database)
     await live.served.start()
     for member in range(3):
         await ask(live, START, member=member)
