@@ -22,18 +22,37 @@ class RmsNorm(torch.nn.Module):
         return out.to(x.dtype)
 
 
+_CACHED = 1 << 16
+"""Numbers that are worked on at once on a CPU, so that what one pass writes and the next reads stays in the cache."""
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = (torch.linalg.vecdot(x, x) / x.size(-1)).add_(eps).rsqrt_().unsqueeze(-1)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        scale = torch.empty(*x.shape[:-1], 1, dtype=x.dtype, device=x.device)
+        rows = _rows(x)
+        for part, result, factor in zip(*(torch.split(t, rows) for t in (x, out, scale)), strict=True):
+            factor.copy_((torch.linalg.vecdot(part, part) / x.size(-1)).add_(eps).rsqrt_().unsqueeze(-1))
+            torch.mul(part, factor, out=result).mul_(weight)
         ctx.save_for_backward(x, weight, scale)
-        return torch.mul(x, scale).mul_(weight)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normed = x * scale
-        grad_weight = (grads[0] * normed).flatten(0, -2).sum(0)
-        grad = grads[0] * weight
-        along = torch.linalg.vecdot(grad, normed).div_(x.size(-1)).unsqueeze(-1)
-        return grad.addcmul_(normed, along, value=-1).mul_(scale), grad_weight, None
+        grad = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        grad_weight = torch.zeros_like(weight)
+        rows = _rows(x)
+        for part, factor, out, into in zip(*(torch.split(t, rows) for t in (x, scale, grads[0], grad)), strict=True):
+            normed = part * factor
+            grad_weight += (out * normed).flatten(0, -2).sum(0)
+            torch.mul(out, weight, out=into)
+            along = torch.linalg.vecdot(into, normed).div_(x.size(-1)).unsqueeze(-1)
+            into.addcmul_(normed, along, value=-1).mul_(factor)
+        return grad, grad_weight, None
+
+
+def _rows(x: Tensor) -> int:
+    """How many of the first dimension's rows to take at once."""
+    return max(1, _CACHED * len(x) // max(1, x.numel())) if x.device.type == "cpu" else max(1, len(x))

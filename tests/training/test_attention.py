@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
+from gyre.training import norm as norm_module
 from gyre.training.attention import block_mask, mask_attention, rotate, segment_attention, tree_mask
 from gyre.training.norm import RmsNorm
 from gyre.training.packing import pack, rotary_tables
@@ -109,8 +110,10 @@ def test_rotation_is_of_complex_pairs_by_position():
     assert torch.autograd.gradcheck(lambda t: rotate(t, cos, sin), x)
 
 
+@pytest.mark.parametrize("cached", [1, 16, 1 << 16])
 @pytest.mark.parametrize("shape", [(5, 8), (3, 2, 4), (1, 1, 1, 6)])
-def test_rms_norm_equals_torchs(shape):
+def test_rms_norm_equals_torchs(monkeypatch, shape, cached):
+    monkeypatch.setattr(norm_module, "_CACHED", cached)
     torch.manual_seed(0)
     norm = RmsNorm(SimpleNamespace(params_dtype=torch.float64), shape[-1], eps=1e-3)
     norm.weight.data.normal_()
