@@ -71,8 +71,9 @@ train: setup
 	@$(BIN)/gyre train $(RUN)
 
 test: setup lint
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory harnesses; \
-	else echo "no npm: the tests of Claude Code, Qwen Code and Codex are skipped"; fi
+	@if ! command -v npm >/dev/null; then echo "no npm: the tests of Claude Code, Qwen Code and Codex are skipped"; \
+	elif ! $(MAKE) --no-print-directory harnesses; then \
+	  echo "npm could not install Claude Code, Qwen Code and Codex: the tests of those that are missing are skipped"; fi
 	$(BIN)/python -m pytest
 
 lint: setup
