@@ -13,7 +13,7 @@ from typing import Any
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
-from sqlalchemy import BigInteger, Connection, Table, text
+from sqlalchemy import BigInteger, Connection, Table, bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from gyre.export.errors import ExportError
@@ -22,7 +22,7 @@ from gyre.store.names import new_token
 
 Row = dict[str, Any]
 
-# In an order in which each refers to those before it, but for calls.leaf_id.
+# In an order in which each refers to those before it, but for calls.leaf_id and the nodes in micro_batches.metrics.
 _WHERE = {
     "token_pieces": "vocabulary IN (SELECT vocabulary FROM runs WHERE id = :run)",
     "runs": "id = :run",
@@ -107,6 +107,7 @@ class Importer:
         self._old_run = ""
         self._ids: dict[str, dict[int, int]] = {}
         self._leaves: list[tuple[int, int]] = []
+        self._rejected: list[tuple[int, Row]] = []
 
     def reserve(self, table: str, ids: Sequence[int]) -> None:
         """Give each of the table's old ids a fresh one, before its rows are inserted. Order is kept."""
@@ -123,11 +124,23 @@ class Importer:
             if batch:
                 self._insert(table, [self._moved(table, row) for row in batch])
                 count += len(batch)
-        if table == "nodes" and self._leaves:
+        if table == "nodes":
+            self._name_nodes()
+        return count
+
+    def _name_nodes(self) -> None:
+        """In rows that were inserted before the nodes that they name."""
+        if self._leaves:
             query = text("UPDATE calls SET leaf_id = :leaf WHERE id = :call")
             leaves = [{"call": c, "leaf": self._id("nodes", leaf, "calls.leaf_id")} for c, leaf in self._leaves]
             self._connection.execute(query, leaves)
-        return count
+        if self._rejected:
+            metrics = bindparam("metrics", type_=JSONB)
+            query = text("UPDATE micro_batches SET metrics = metrics || :metrics WHERE id = :id").bindparams(metrics)
+            # Of a part of a run, its other rollouts' nodes stay behind.
+            ids = self._ids["nodes"]
+            moved = [(i, {ids[int(n)]: k for n, k in by.items() if int(n) in ids}) for i, by in self._rejected]
+            self._connection.execute(query, [{"id": i, "metrics": {"rejected_by_node": by}} for i, by in moved])
 
     def _name_run(self, batch: list[Row]) -> None:
         if len(batch) != 1 or self._old_run not in ("", batch[0]["id"]):
@@ -166,6 +179,8 @@ class Importer:
                     moved[column.name] = None
                 elif to in TABLES:
                     moved[column.name] = self._id(to, value, f"{table}.{column.name}")
+        if table == "micro_batches" and (by := row["metrics"].get("rejected_by_node")):  # its nodes come later
+            self._rejected.append((moved["id"], by))
         if table == "samples":
             moved["owned_nodes"] = [self._id("nodes", n, "samples.owned_nodes") for n in row["owned_nodes"]]
         return moved

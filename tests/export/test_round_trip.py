@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from atif import Trajectory
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
 
 from gyre.export import ExportError, Scope, export_atif, export_parquet, import_atif, import_parquet
 from gyre.export.rows import TABLES, columns
@@ -63,11 +64,21 @@ def world(engine: Engine, database: str) -> World:
             }
             call.ended_at = dt.datetime.now(dt.UTC)
         hand_out(s, world.group_ids[0], branch_cap=2, micro_batch_tokens=64, normalize_std=True)
+        _train_one(s, world.step_id)
         root = s.scalar(text("SELECT id FROM nodes WHERE start = 0 ORDER BY id LIMIT 1"))
         fresh = s.scalar(text("SELECT nextval('nodes_id_seq')"))
         call_id = calls[0].id
     asyncio.run(_split(database, CallWrite(call_id, splits=[NodeSplit(root, fresh, 4)])))
     return world
+
+
+def _train_one(s: Session, step_id: int) -> None:
+    """A micro-batch of which the mask took one token of each node."""
+    batch = queries.claim_micro_batch(s, step_id, "central", "c1")
+    assert batch is not None
+    nodes = s.scalars(text("SELECT unnest(owned_nodes) FROM samples WHERE micro_batch_id = :m"), {"m": batch}).all()
+    metrics = {"rejected_targets": len(nodes), "rejected_by_node": {str(n): 1 for n in nodes}, "mean_ratio": 1.5}
+    assert queries.hold_micro_batch(s, batch, "c1", metrics)
 
 
 async def _split(database: str, write: CallWrite) -> None:
@@ -109,6 +120,8 @@ def content(c: Connection, run: str, tables: list[str]) -> dict[str, list[dict[s
                         row[column.name] = rank[fk.column.table.name][row[column.name]]
             if table == "samples":
                 row["owned_nodes"] = [rank["nodes"][n] for n in row["owned_nodes"]]
+            if by := row.get("metrics", {}).get("rejected_by_node"):
+                row["metrics"] = row["metrics"] | {"rejected_by_node": {rank["nodes"][int(n)]: by[n] for n in by}}
             if table == "runs":
                 del row["state"]
     return {table: found[table] for table in tables}
@@ -130,6 +143,7 @@ def test_parquet_gives_back_the_run(connection: Connection, world: World, tmp_pa
     assert content(connection, "again", list(TABLES)) == content(connection, RUN, list(TABLES))
     rows = [connection.execute(text(VIEWS), {"run": run}).all() for run in (RUN, "again")]
     assert rows[0] == rows[1] and len(rows[0]) > 20
+    assert {r[1] for r in rows[0] if r[0] == "fate"} >= {"trained", "rejected"}
     state = "SELECT state FROM runs WHERE id = 'again'"
     assert connection.scalar(text(state)) == "archived"
     secret = "SELECT count(DISTINCT token), count(*) FROM rollouts"
@@ -211,6 +225,26 @@ def test_one_step_and_one_rollout(connection: Connection, world: World, tmp_path
         export_parquet(connection, Scope(RUN, step=7), tmp_path / "none")
     with pytest.raises(ExportError, match="no run 'other'"):
         export_atif(connection, Scope("other"), tmp_path / "none")
+
+
+def test_a_part_of_a_run_names_only_nodes_that_came_along(connection: Connection, world: World, tmp_path: Path) -> None:
+    fates = text("SELECT fate, tokens FROM token_accounting WHERE rollout_id = :r ORDER BY 1, 2")
+    named = text("SELECT jsonb_object_keys(m.metrics -> 'rejected_by_node')::bigint FROM micro_batches m"
+                 " JOIN steps s ON s.id = m.step_id WHERE s.run_id = :r")  # fmt: skip
+    shared = text("SELECT rollout_id FROM samples WHERE micro_batch_id = :m ORDER BY 1 LIMIT 1")
+    held = connection.scalar(text("SELECT id FROM micro_batches WHERE state = 'held'"))
+    rollout = connection.scalar(shared, {"m": held})
+    # As if another rollout's node had been in the same micro-batch.
+    other = connection.scalar(text("SELECT max(id) FROM nodes WHERE rollout_id <> :r"), {"r": rollout})
+    add = "UPDATE micro_batches SET metrics = jsonb_set(metrics, :at, '1') WHERE id = :m"
+    connection.execute(text(add), {"at": ["rejected_by_node", str(other)], "m": held})
+    export_parquet(connection, Scope(RUN, rollout=rollout), tmp_path / "one")
+    import_parquet(connection, tmp_path / "one", "one")
+    here, there = (connection.execute(fates, {"r": r}).all() for r in (rollout, str(rollout).replace(RUN, "one")))
+    assert here == there and "rejected" in {fate for fate, _ in here}
+    mine = connection.scalars(text("SELECT id FROM nodes WHERE rollout_id LIKE 'one/%'")).all()
+    names = connection.scalars(named, {"r": "one"}).all()
+    assert names and set(names) <= set(mine)
 
 
 def test_what_cannot_be_imported(connection: Connection, world: World, tmp_path: Path) -> None:
