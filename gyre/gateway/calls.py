@@ -232,14 +232,12 @@ class Calls:
         room = self.policy.context - planned.prompt_length
         if room < 1:
             end = {"status": "refused", "finish_reason": "context_overflow", "cells": [], "ended_at": _now()}
-            await self._recorder.write(CallWrite(call_id, begin, [], end, kinds=planned.verdict.changes))
+            await self._recorder.write(CallWrite(call_id, begin, [], end))
             raise context_overflow(planned.prompt_length, self.policy.context)
-        began = self._recorder.post(CallWrite(call_id, begin, kinds=planned.verdict.changes))
+        began = self._recorder.post(CallWrite(call_id, begin))
         if planned.fork_reason is not None:
             self.metrics.forks.labels(planned.fork_reason).inc()
         self.metrics.kinds.labels(planned.kind).inc()
-        for kind in planned.verdict.changes.values():
-            self.metrics.relabelled.labels(kind).inc()
         ask = Ask(
             rollout_id=session.facts.id,
             min_version=session.facts.min_version,
@@ -310,7 +308,6 @@ class Calls:
             session.kinds.add(opening_of(call_id, planned, request))
         if planned.verdict.told:
             record["told"] = True
-        session.change_kinds(planned.verdict.changes)
         session.begun[call_id] = begin = {
             "id": call_id,
             "rollout_id": session.facts.id,
@@ -348,12 +345,19 @@ class Calls:
             write = CallWrite(begin["id"], None, placing.rows, {"leaf_id": placing.leaf_id, **end, **_facts(answer)})
             write.splits = placing.splits
             if not (began.done() and began.exception() is None):  # it is not in Postgres for certain
-                write.begin, write.kinds = begin, planned.verdict.changes
+                write.begin = begin
+            if end["status"] == "complete":
+                parent = None if planned.turn is None else session.tree.by_call[planned.turn.call_id]
+                verdict = planned.verdict
+                write.kinds = session.kinds.concluded(begin["id"], begin["kind"], verdict, parent, session.tree)
             try:
                 await self._recorder.write(write)
             except BaseException:
                 session.stale = True
                 raise
+            session.change_kinds(write.kinds)
+            for kind in write.kinds.values():
+                self.metrics.relabelled.labels(kind).inc()
             self.metrics.splits.inc(len(placing.splits))
             return placing.apply(complete=end["status"] == "complete")
 

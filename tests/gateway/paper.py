@@ -39,11 +39,6 @@ class Paper:
         planned, call_id = self.plan(messages, tools, hint), self._next()
         if planned.turn is None:
             self.kinds.add(opening_of(call_id, planned, asked))
-        self.kinds.change(planned.verdict.changes)
-        self.changed |= planned.verdict.changes
-        for changed, kind in planned.verdict.changes.items():
-            if changed in self.tree.by_call:
-                self.tree.by_call[changed].kind = kind
         return call_id, planned
 
     def end(self, call_id: int, planned: Plan, asked: Request, answer: str | list[int]) -> Turn:
@@ -54,12 +49,19 @@ class Paper:
         prompt, generated = placing.apply(complete=True)
         assert generated is not None
         assert prompt.tokens().tolist() == planned.prompt_ids().tolist()
+        kind = self.changed.get(call_id, planned.kind)
+        changes = self.kinds.concluded(call_id, kind, planned.verdict, planned.turn, self.tree)
+        self.kinds.change(changes)
+        self.changed |= changes
+        for changed, other in changes.items():
+            if changed in self.tree.by_call:
+                self.tree.by_call[changed].kind = other
         turn = Turn(
             call_id=call_id, seq=call_id, parent=planned.turn, messages=planned.messages,
             reply=self.policy.reply(planned.prompt_ids(), ids, asked.tools, True), tools_key=asked.tools_key,
             prompt=prompt, generated=generated,
             prompt_thinking=prompt_thinking(planned.turn, planned.messages, prompt),
-            kind=self.changed.get(call_id, planned.kind), cell=None,
+            kind=kind, cell=None,
             request_hash="", finish_reason="stop", new_tokens=planned.tokenised, cached_tokens=0, created=0,
             agent=planned.agent, told=planned.verdict.told,
         )  # fmt: skip

@@ -138,6 +138,75 @@ def test_an_answer_that_is_quoted_elsewhere_is_no_summary(policy: Policy) -> Non
     assert (report.kind, other.kind) == ("sub-agent", "sub-agent")
 
 
+@pytest.mark.parametrize("other", ["system", "tools"])
+def test_an_answer_that_another_conversation_quotes_is_no_summary(policy: Policy, other: str) -> None:
+    """A report that a critic or a side question is given: neither is where the work goes on."""
+    paper = Paper(policy)
+    first = paper.call(ASK, CALL + END)
+    report = paper.call([*ASK, first.reply, result("r"), user("Report.")], SUMMARY + END)
+    system = SYSTEM if other == "tools" else Message("system", "You are a critic.")
+    quoting = paper.call([system, user(f"Judge this:\n{SUMMARY}")], "done" + END, tools=other != "tools")
+    assert report.kind == "main"
+    assert quoting.kind == {"system": "sub-agent", "tools": "auxiliary"}[other]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_planner_without_tools_stays_main_beside_its_executor(policy: Policy, late: bool) -> None:
+    """Its second turn says that its first was no title, whether it comes before or after the executor is done."""
+    paper = Paper(policy)
+    planner = paper.call([Message("system", "Plan."), user("x")], "a plan" + END, tools=False)
+    history = [Message("system", "Plan."), user("x"), planner.reply, user("done; next?")]
+    running, asked = paper.begin(ASK), request(ASK, True)
+    if not late:
+        second = (*paper.begin(history, tools=False), request(history, False))
+    executor = paper.end(*running, asked, CALL + END)
+    assert planner.kind == "auxiliary", "so far it looks like a title"
+    turn = paper.call(history, "more" + END, tools=False) if late else paper.end(*second, "more" + END)
+    assert (turn.parent, turn.kind, planner.kind, executor.kind) == (planner, "main", "main", "main")
+    history += [turn.reply, user("and next?")]
+    assert paper.call(history, "end" + END, tools=False).kind == "main"
+    assert paper.call([Message("system", "Plan."), user("y")], "a plan" + END, tools=False).kind == "main"
+    assert paper.call([Message("system", "Write a title."), user("y")], "t" + END, tools=False).kind == "auxiliary"
+
+
+def test_an_auxiliary_call_that_the_dialect_told_stays_so_when_it_goes_on(policy: Policy) -> None:
+    paper = Paper(policy)
+    paper.call(ASK, CALL + END)
+    told = paper.call([user("check")], "done" + END, tools=False, hint=Hint("auxiliary"))
+    history = [user("check"), told.reply, user("again")]
+    second = paper.call(history, "done" + END, tools=False)
+    third = paper.call([*history, second.reply, user("once more")], "done" + END, tools=False)
+    assert [t.kind for t in (told, second, third)] == ["auxiliary"] * 3
+
+
+def test_nothing_is_concluded_from_a_call_that_comes_to_nothing(policy: Policy) -> None:
+    paper = Paper(policy)
+    first = paper.call([Message("system", "Answer."), user("x")], "done" + END, tools=False)
+    call_id, _ = paper.begin(ASK)
+    paper.kinds.drop(call_id)
+    assert first.kind == "main"
+    paper.call(ASK, CALL + END)
+    assert first.kind == "auxiliary"
+
+
+@pytest.mark.parametrize("agent", ["main", "sub-agent"])
+def test_a_last_step_without_tools_is_of_its_conversation(policy: Policy, agent: str) -> None:
+    """A harness at its step limit: the whole history once more, an old result cut, and no tools to answer with."""
+    paper = Paper(policy)
+    opened = paper.call(ASK, CALL + END)
+    base = ASK if agent == "main" else SUB
+    first = opened if agent == "main" else paper.call(base, CALL + END)
+    history = [*base, first.reply, result("r")]
+    second = paper.call(history, CALL + END)
+    echo = replace(second.reply, tool_calls=tuple(replace(c, id="new") for c in second.reply.tool_calls))
+    asked = [*base, first.reply, result("[cut]"), echo, result("r2"), user("Answer now.")]
+    last = paper.call(asked, "the answer" + END, tools=False)
+    assert (last.parent, last.kind) == (None, agent)
+    assert paper.call([base[0], user("A title?")], "t" + END, tools=False).kind == "auxiliary"
+    stranger = [Message("system", "Judge."), *asked[1:]]
+    assert paper.call(stranger, "good" + END, tools=False).kind == "auxiliary"
+
+
 def test_after_a_summary_in_place_the_branch_is_what_it_was(policy: Policy) -> None:
     paper = Paper(policy)
     first = paper.call(ASK, CALL + END)
