@@ -52,7 +52,7 @@ def micro_batches(samples: Sequence[SamplePath], budget: int, *, whole_rollouts:
         limit = None if whole_rollouts else budget
         for part in cut([samples[i].nodes for i in members], limit):
             pieces.append(Part(tuple(members[i] for i in part.samples), part.tokens))
-    return _first_fit(pieces, budget)
+    return _first_fit(samples, pieces, budget)
 
 
 def cut(paths: Sequence[Sequence[tuple[int, int]]], budget: int | None) -> list[Part]:
@@ -149,12 +149,20 @@ def _neighbours(lengths: list[int], shared: list[int], budget: int) -> Groups:
     return groups[::-1]
 
 
-def _first_fit(pieces: Sequence[Part], budget: int) -> list[Part]:
+def _first_fit(samples: Sequence[SamplePath], pieces: Sequence[Part], budget: int) -> list[Part]:
+    """What pieces of one rollout share counts once: they may meet again, after a cut into neighbours."""
     bins: list[Part] = []
+    inside: list[dict[Hashable, set[int]]] = []  # nodes in each bin, by rollout
     for piece in sorted(pieces, key=lambda piece: -piece.tokens):
-        place = next((i for i, b in enumerate(bins) if b.tokens + piece.tokens <= budget), None)
-        if place is None:
-            bins.append(piece)
+        rollout = samples[piece.samples[0]].rollout
+        nodes = {node: length for i in piece.samples for node, length in samples[i].nodes}
+        for place, (batch, there) in enumerate(zip(bins, inside, strict=True)):
+            tokens = batch.tokens + piece.tokens - sum(nodes[n] for n in there.get(rollout, set()) & nodes.keys())
+            if tokens <= budget:
+                bins[place] = Part(batch.samples + piece.samples, tokens)
+                there.setdefault(rollout, set()).update(nodes)
+                break
         else:
-            bins[place] = Part(bins[place].samples + piece.samples, bins[place].tokens + piece.tokens)
+            bins.append(piece)
+            inside.append({rollout: set(nodes)})
     return bins

@@ -91,11 +91,13 @@ def test_a_rollout_of_very_many_branches_is_cut_all_the_same() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(forests(4), max_size=6), st.integers(1, 160), st.booleans())
-def test_micro_batches(rollouts: list[list[Path]], budget: int, whole: bool) -> None:
+@given(st.lists(forests(6), max_size=6), st.integers(1, 160), st.booleans(), st.sampled_from([0, module.EXACT_UP_TO]))
+def test_micro_batches(rollouts: list[list[Path]], budget: int, whole: bool, exact: int) -> None:
     samples = [SamplePath(r, path) for r, paths in enumerate(rollouts) for path in paths]
-    batches = micro_batches(samples, budget, whole_rollouts=whole)
-    assert batches == micro_batches(list(samples), budget, whole_rollouts=whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "EXACT_UP_TO", exact)
+        batches = micro_batches(samples, budget, whole_rollouts=whole)
+        assert batches == micro_batches(list(samples), budget, whole_rollouts=whole)
     assert sorted(itertools.chain.from_iterable(b.samples for b in batches)) == list(range(len(samples)))
     where = {i: b for b, batch in enumerate(batches) for i in batch.samples}
     for batch in batches:
@@ -108,8 +110,21 @@ def test_micro_batches(rollouts: list[list[Path]], budget: int, whole: bool) -> 
         if whole or distinct(paths) <= budget:
             assert len(parts) == 1, "a rollout that fits stays whole"
     for a, b in itertools.combinations(batches, 2):
-        rollouts_in = [{samples[i].rollout for i in x.samples} for x in (a, b)]
-        assert a.tokens + b.tokens > budget or rollouts_in[0] & rollouts_in[1], "two that fit in one are one"
+        both = {
+            r: [samples[i].nodes for i in a.samples + b.samples if samples[i].rollout == r]
+            for r in range(len(rollouts))
+        }
+        assert sum(map(distinct, both.values())) > budget, "two that fit in one are one"
+
+
+def test_pieces_of_a_rollout_that_meet_again_share_what_they_share() -> None:
+    """Neighbours alone cut long, short, long: the two short ones fit with their stem counted once, and only so."""
+    lengths = (50, 20, 50, 20)
+    samples = [SamplePath("a", ((0, 50), (1 + i, n))) for i, n in enumerate(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "EXACT_UP_TO", 0)
+        batches = micro_batches(samples, 100)
+    assert [(b.samples, b.tokens) for b in batches] == [((0,), 100), ((2,), 100), ((1, 3), 90)]
 
 
 def test_packing_is_tight_and_stable() -> None:
