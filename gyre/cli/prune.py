@@ -152,11 +152,15 @@ def _logs(folder: Path, limits: list[int]) -> list[Removal]:
 
 
 def _cut(log: Path, limit: int) -> None:
-    """Keep the end of a log, from a whole line on. Its process goes on: logs are opened to append."""
-    with log.open("r+b") as file:
-        file.seek(-limit, os.SEEK_END)
-        file.readline()
-        end = file.read()
-        file.seek(0)
+    """Keep the end of a log, from a whole line on. Its process goes on: logs are opened to append.
+
+    The end is copied over the beginning while the process still appends behind both, and so is what it appended
+    meanwhile. Only what it writes between the last look and the system call that follows is lost.
+    """
+    with log.open("rb") as source, log.open("r+b") as file:
+        source.seek(-limit, os.SEEK_END)
+        source.readline()
+        while rest := source.read(1 << 20):
+            file.write(rest)
+            file.flush()
         file.truncate()
-        file.write(end)

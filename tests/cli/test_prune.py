@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
+from gyre.cli.prune import _cut
 from gyre.config import RunConfig
 from gyre.store import queries
 from gyre.store.db import transaction
@@ -118,3 +120,28 @@ def test_cpu_samples_and_logs_by_the_run_file(gyre: Gyre, data: Path, engine: En
     with engine.connect() as c:
         assert c.execute(text("SELECT component FROM cpu_samples")).scalars().all() == ["trainer"]
     assert folders["again"].is_dir()
+
+
+class Busy(type(Path())):  # type: ignore[misc]
+    """A log to which its process appends in the moment that its end is copied."""
+
+    def open(self, mode: str = "r", *args: Any, **options: Any) -> Any:
+        file = super().open(mode, *args, **options)
+        if "+" in mode:
+            write = file.write
+
+            def busy(data: bytes) -> int:
+                with super(Busy, self).open("ab") as process:
+                    process.write(b"meanwhile\n")
+                file.write = write
+                return int(write(data))
+
+            file.write = busy
+        return file
+
+
+def test_what_a_process_writes_while_its_log_is_cut_stays(tmp_path: Path) -> None:
+    log = Busy(tmp_path / "gateway.log")
+    log.write_text("".join(f"line {i:03}\n" for i in range(100)))
+    _cut(log, 95)
+    assert log.read_text().splitlines() == [*(f"line {i:03}" for i in range(90, 100)), "meanwhile"]
