@@ -50,6 +50,11 @@ def test_rounding_is_not_variance() -> None:
     assert group_advantages([0.3, 0.3 + 1e-6], True).outcome == "trained"
 
 
+def test_the_divisor_is_the_deviation_and_a_millionth() -> None:
+    result = group_advantages([0.0, 0.01], True)
+    assert result.advantages == [pytest.approx(-0.005 / 0.005001, rel=1e-9), pytest.approx(0.005 / 0.005001, rel=1e-9)]
+
+
 @pytest.mark.parametrize("others", range(1, 16))
 def test_one_against_many_is_bounded(others: int) -> None:
     result = group_advantages([0.0] + [0.95] * others, True)

@@ -100,6 +100,17 @@ def test_without_a_difference_a_correction_changes_nothing(correction: str) -> N
         np.testing.assert_allclose(step(branches, corrected)[1], step(branches, plain)[1], atol=1e-14)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("bounds", [{"correction_floor": 1.0}, {"correction_cap": 1.0}])
+def test_a_weight_on_a_bound_is_inside(level: str, bounds: dict[str, float]) -> None:
+    mu = np.full(3, -1.0)
+    for correction in ("mask", "truncate"):
+        config = ObjectiveConfig(old="trainer", correction=correction, correction_level=level, **bounds)
+        result, gradient = ours([Branch(0, mu, mu, 1.0)], config)
+        assert result.kept.all() and not result.truncated.any()
+        assert gradient == pytest.approx(np.full(3, -1 / 3))
+
+
 @pytest.mark.parametrize("old", ["sampler", "trainer"])
 @pytest.mark.parametrize("difference", [200.0, 1000.0, -1000.0])
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
