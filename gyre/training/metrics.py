@@ -53,16 +53,25 @@ class MicroBatchMetrics:
     """Targets of a sequence, as a power of two they stay below -> [clipped targets, targets]."""
     rejected_by_node: dict[str, int] = field(default_factory=dict)
     """Of a micro-batch only: row of a node -> its rejected targets (the view token_accounting reads it)."""
+    nonfinite: int = 0
+    """Sums and extremes of micro-batches that are not finite: a ratio of which a target is rejected may overflow."""
 
     def to_json(self) -> dict[str, Any]:
-        """The sums, and beside them the figures a person reads. Infinities (of no sequence) are left out."""
-        data = {k: v for k, v in dataclasses.asdict(self).items() if v not in (math.inf, -math.inf)}
-        return data | self.figures()
+        """The sums, and beside them the figures a person reads. What is not finite is null: JSON has no word for it.
+
+        The extremes of no sequence are left out.
+        """
+        data = dataclasses.asdict(self)
+        if not self.sequences:
+            del data["ratio_min"], data["ratio_max"]
+        return {k: None if _not_finite(v) else v for k, v in (data | self.figures()).items()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> MicroBatchMetrics:
-        """From what `to_json` gave; the figures are made again."""
-        return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data})
+        """From what `to_json` gave, null as NaN; the figures are made again."""
+        known = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
+        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in known.items()}
+        return cls(**values)
 
     def figures(self) -> dict[str, float]:
         """Means over targets and sequences; zero where there are none."""
@@ -101,7 +110,7 @@ def measure(
         entry = by_length.setdefault(str(1 << int(count).bit_length()), [0, 0])
         entry[0] += int(gone)
         entry[1] += int(count)
-    return MicroBatchMetrics(
+    metrics = MicroBatchMetrics(
         tokens=tokens,
         branch_tokens=branch_tokens,
         n_targets=len(behaviour),
@@ -123,6 +132,12 @@ def measure(
         clip_by_length=by_length,
         rejected_by_node={} if nodes is None else _count(nodes[(~result.kept).cpu().numpy()]),
     )
+    metrics.nonfinite = sum(map(_not_finite, dataclasses.asdict(metrics).values()))
+    return metrics
+
+
+def _not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _count(nodes: NDArray[np.int64]) -> dict[str, int]:
@@ -132,6 +147,7 @@ def _count(nodes: NDArray[np.int64]) -> dict[str, int]:
 
 _COUNTS = (
     "tokens", "branch_tokens", "n_targets", "sequences", "clipped_targets", "rejected_targets", "truncated_targets",
+    "nonfinite",
 )  # fmt: skip
 _SUMS = (
     "seconds", "loss", "abs_difference_sum", "mismatch_k1_sum", "mismatch_k3_sum", "entropy_sum", "ratio_sum", "kl_sum",
@@ -145,10 +161,11 @@ def combine(parts: Iterable[MicroBatchMetrics]) -> MicroBatchMetrics:
         for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(part, name))
         for name in _SUMS:
-            setattr(total, name, math.fsum((getattr(total, name), getattr(part, name))))
-        total.abs_difference_max = max(total.abs_difference_max, part.abs_difference_max)
-        total.ratio_min = min(total.ratio_min, part.ratio_min)
-        total.ratio_max = max(total.ratio_max, part.ratio_max)
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        # Those of NumPy, unlike Python's, keep a NaN whichever side it is on.
+        total.abs_difference_max = float(np.maximum(total.abs_difference_max, part.abs_difference_max))
+        total.ratio_min = float(np.minimum(total.ratio_min, part.ratio_min))
+        total.ratio_max = float(np.maximum(total.ratio_max, part.ratio_max))
         for length, (clipped, count) in part.clip_by_length.items():
             entry = total.clip_by_length.setdefault(length, [0, 0])
             entry[0] += clipped
