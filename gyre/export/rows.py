@@ -1,7 +1,8 @@
 """The rows that belong to a run, a step or a rollout: read from one database, and inserted into another.
 
 Ids of the other database may be taken, so every row gets a fresh one, in the order of the old ones; what refers to a
-row follows it. Tokens of rollouts (path prefixes, API keys) never leave: an imported rollout gets a fresh one.
+row follows it. Tokens of rollouts (path prefixes, API keys) never leave: an imported rollout gets a fresh one. Nor do
+the values of `harness.env`, which may be keys.
 """
 
 from __future__ import annotations
@@ -80,7 +81,16 @@ def read(connection: Connection, scope: Scope, table: str) -> Iterator[list[Row]
     query = text(f"{_SCOPE} SELECT {picked} FROM {table} WHERE {_WHERE[table]} ORDER BY {order}")
     result = connection.execute(query, scope.parameters, execution_options={"yield_per": _BATCH})
     for batch in result.mappings().partitions():
-        yield [dict(row) for row in batch]
+        rows = [dict(row) for row in batch]
+        yield [row | {"config": _without_secrets(row["config"])} for row in rows] if table == "runs" else rows
+
+
+def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings without the values of the harness's environment; its names stay."""
+    harness = config.get("harness") or {}
+    if not harness.get("env"):
+        return config
+    return config | {"harness": harness | {"env": dict.fromkeys(harness["env"], "***")}}
 
 
 def check_scope(connection: Connection, scope: Scope) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from atif import Trajectory
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from gyre.export import ExportError, Scope, export_atif, export_parquet, import_atif, import_parquet
@@ -66,9 +67,10 @@ def world(engine: Engine, database: str) -> World:
         hand_out(s, world.group_ids[0], branch_cap=2, micro_batch_tokens=64, normalize_std=True)
         _train_one(s, world.step_id)
         root = s.scalar(text("SELECT id FROM nodes WHERE start = 0 ORDER BY id LIMIT 1"))
+        length = s.scalar(text("SELECT length FROM nodes WHERE id = :n"), {"n": root})
         fresh = s.scalar(text("SELECT nextval('nodes_id_seq')"))
         call_id = calls[0].id
-    asyncio.run(_split(database, CallWrite(call_id, splits=[NodeSplit(root, fresh, 4)])))
+    asyncio.run(_split(database, CallWrite(call_id, splits=[NodeSplit(root, fresh, 4, 0, length)])))
     return world
 
 
@@ -213,6 +215,20 @@ def test_steps_that_branches_share_are_copies(connection: Connection, world: Wor
     copied = [[bool(s.is_copied_context) for s in p.steps if s.extra and s.extra["call"] == 0] for p in parts]
     assert sorted(x for part in copied for x in part) == [False, True, True]
     assert copied[0] == [False]
+
+
+def test_the_harness_environment_stays_at_home(connection: Connection, world: World, tmp_path: Path) -> None:
+    config = {"name": "demo", "harness": {"name": "command", "env": {"API_KEY": "sk-very-secret", "LANG": "C"}}}
+    connection.execute(text("UPDATE runs SET config = :c").bindparams(bindparam("c", type_=JSONB)), {"c": config})
+    export_parquet(connection, Scope(RUN), tmp_path / "run")
+    [row] = pq.read_table(tmp_path / "run" / "runs.parquet").to_pylist()
+    hidden = {"name": "demo", "harness": {"name": "command", "env": {"API_KEY": "***", "LANG": "***"}}}
+    assert json.loads(row["config"]) == hidden
+    for file in export_atif(connection, Scope(RUN, step=0), tmp_path / "atif"):
+        assert "sk-very-secret" not in file.read_text()
+    import_parquet(connection, tmp_path / "run", "again")
+    assert connection.scalar(text("SELECT config FROM runs WHERE id = 'again'")) == hidden
+    assert connection.scalar(text("SELECT config FROM runs WHERE id = :r"), {"r": RUN}) == config
 
 
 def test_one_step_and_one_rollout(connection: Connection, world: World, tmp_path: Path) -> None:
