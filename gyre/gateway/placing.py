@@ -79,7 +79,7 @@ def place(tree: Tree, planned: Plan, sampled: Sampled, ids: Sequence[int], row: 
         out._place = found
         if found.cut:
             assert found.node is not None
-            out.splits.append(NodeSplit(found.node.id, head_id, found.at))
+            out.splits.append(NodeSplit(found.node.id, head_id, found.at, found.node.start, len(found.node.ids)))
         above = head_id if found.cut else None if found.node is None else found.node.id
         start = (0 if anchor is None else anchor.end) + found.shared
         new = planned.new_ids[found.shared :].copy()

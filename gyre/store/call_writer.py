@@ -6,6 +6,7 @@ fifth of the round trips, of a session of SQLAlchemy with a pool that is asked f
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from gyre.store.gateway_queries import CallWrite
 from gyre.store.models import Call, Node
 
 _JSON = {c.name for model in (Call, Node) for c in model.__table__.columns if isinstance(c.type, JSONB)}
-_SPLIT = "SELECT gyre_split_node(%(node_id)s, %(new_id)s, %(at)s)"
+_SPLIT = "SELECT gyre_split_node(%(node_id)s, %(new_id)s, %(at)s, %(start)s, %(length)s)"
 _KIND = "UPDATE calls SET kind = %(kind)s WHERE id = %(id)s"
 
 
@@ -36,8 +37,8 @@ class CallWriter:
 
         Writing the same again changes nothing: the commit's answer may have been lost with the connection.
         Raises psycopg.OperationalError where Postgres is away, other psycopg.Error for rows that it refuses: a node
-        that is split but is not there, is no prompt, or is not longer than `at` is a DataError. After any error the
-        next write makes a new connection.
+        that is split but is not there, is no prompt, is not longer than `at` or was cut meanwhile is a DataError. After any
+        error the next write makes a new connection.
         """
         connection = self._connection
         if connection is None:
@@ -65,7 +66,7 @@ def _statements(writes: Sequence[CallWrite]) -> Iterable[tuple[Any, dict[str, An
         yield _insert("calls", tuple(begin)), _stored(begin)
     for write in writes:
         for split in write.splits:
-            yield _SPLIT, {"node_id": split.node_id, "new_id": split.new_id, "at": split.at}
+            yield _SPLIT, dataclasses.asdict(split)
         for node in write.nodes:
             yield _insert("nodes", tuple(node)), _stored(node)
     for write in writes:

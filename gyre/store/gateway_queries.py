@@ -48,12 +48,15 @@ class NodeSplit:
     """Cut prompt node `node_id` after its first `at` tokens, so that another prompt can share them.
 
     The first `at` tokens become node `new_id`, with the old parent, start, rollout and call. The old node keeps its id
-    (its children and its calls need no change) and the rest, below `new_id`.
+    (its children and its calls need no change) and the rest, below `new_id`. `start` and `length` are the old node's
+    before the cut: where they are others by now, another write has cut it, and this one is refused.
     """
 
     node_id: int
     new_id: int
     at: int
+    start: int
+    length: int
 
 
 @dataclass(slots=True)

@@ -22,16 +22,19 @@ CREATE TRIGGER cells_changed AFTER INSERT OR UPDATE OR DELETE ON cells
 """
 
 _SPLIT = """
-CREATE FUNCTION gyre_split_node(old_id bigint, new_id bigint, at int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION gyre_split_node(old_id bigint, new_id bigint, at int, old_start int, old_length int)
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM nodes WHERE id = new_id) THEN
         RETURN; -- it is split already
     END IF;
     INSERT INTO nodes (id, rollout_id, parent_id, call_id, kind, start, length, token_ids)
     SELECT new_id, rollout_id, parent_id, call_id, kind, start, at, substr(token_ids, 1, 4 * at)
-      FROM nodes WHERE id = old_id AND kind = 'prompt' AND at > 0 AND at < length;
+      FROM nodes WHERE id = old_id AND kind = 'prompt' AND start = old_start AND length = old_length
+                   AND at > 0 AND at < length;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'node % cannot be split at %: it must be a prompt, and longer than that', old_id, at
+        RAISE EXCEPTION 'node % cannot be split at %: it must be a prompt of % tokens from % on, more than that',
+                        old_id, at, old_length, old_start
               USING ERRCODE = 'invalid_parameter_value';
     END IF;
     UPDATE nodes SET parent_id = new_id, start = start + at, length = length - at,

@@ -71,7 +71,7 @@ class Gateway:
         start, length = self.prompts[node]
         head = self.new_id()
         self.prompts[head], self.prompts[node] = (start, at), (start + at, length - at)
-        return NodeSplit(node, head, at)
+        return NodeSplit(node, head, at, start, length)
 
 
 def send(database: str, *batches: list[CallWrite]) -> None:
@@ -125,7 +125,19 @@ def test_what_cannot_be_split_is_refused_whole(
     node = {"prompt": first.nodes[0]["id"], "leaf": first.nodes[1]["id"], "nobody": 999}[which]
     before = nodes(engine, rollout)
     with pytest.raises(DataError, match=f"node {node} cannot be split at {at}"):
-        send(database, [gateway.call(None, [1], [2], [NodeSplit(node, 1000, at)])])
+        send(database, [gateway.call(None, [1], [2], [NodeSplit(node, 1000, at, 0, 3)])])
+    assert nodes(engine, rollout) == before
+
+
+def test_a_node_that_was_cut_meanwhile_is_not_cut_again(database: str, engine: Engine, rollout: str) -> None:
+    """A commit that comes late was made for the node as it was: its `at` would now be another place."""
+    gateway = Gateway(rollout)
+    first = gateway.call(None, [1, 2, 3, 4, 5, 6], [7], [])
+    late = NodeSplit(first.nodes[0]["id"], 2000, 3, 0, 6)
+    send(database, [first], [gateway.call(None, [8], [9], [gateway.split(first.nodes[0]["id"], 2)])])
+    before = nodes(engine, rollout)
+    with pytest.raises(DataError, match="of 6 tokens from 0 on"):
+        send(database, [gateway.call(None, [1], [2], [late])])
     assert nodes(engine, rollout) == before
 
 
