@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio import activity
 
+from activities.beat import beating
 from activities.context import RunBooks, tasks_in
 from gyre.config import RunConfig
 from gyre.scheduling import step_tasks
@@ -86,8 +88,12 @@ class ControlActivities:
         return m.OpenedStep(step_id, min_version, groups)
 
     @activity.defn
-    def hand_out_group(self, x: m.HandOut) -> m.HandedOut:
+    async def hand_out_group(self, x: m.HandOut) -> m.HandedOut:
         """Rewards to advantages, trees to samples, samples to queued micro-batches: one transaction."""
+        async with beating():  # the trees of long rollouts take a while; a dead worker is noticed before that
+            return await asyncio.to_thread(self._hand_out, x)
+
+    def _hand_out(self, x: m.HandOut) -> m.HandedOut:
         config = self._books.config(x.run_id)
         with transaction(self._engine) as session:
             done = hand_out(

@@ -75,10 +75,18 @@ async def _call(
     return found
 
 
-async def _database(name: str, argument: object, result: type[T], summary: str, limit_s: float = 30) -> T:
+async def _database(
+    name: str,
+    argument: object,
+    result: type[T],
+    summary: str,
+    limit_s: float = 30,
+    heartbeat: timedelta | None = None,
+) -> T:
     return await _call(
-        name, argument, result, queue=CONTROL_QUEUE, limit=timedelta(seconds=limit_s), retry=_DATABASE, summary=summary
-    )
+        name, argument, result,
+        queue=CONTROL_QUEUE, limit=timedelta(seconds=limit_s), retry=_DATABASE, summary=summary, heartbeat=heartbeat,
+    )  # fmt: skip
 
 
 async def open_run(argument: m.OpenRun) -> m.OpenedRun:
@@ -99,7 +107,7 @@ async def open_step(argument: m.OpenStep) -> m.OpenedStep:
 
 async def hand_out_group(argument: m.HandOut, group: m.GroupRef) -> m.HandedOut:
     summary = f"group {group.position} {group.task}: advantages, samples, micro-batches"
-    return await _database("hand_out_group", argument, m.HandedOut, summary, 300)
+    return await _database("hand_out_group", argument, m.HandedOut, summary, 900, HOST_HEARTBEAT)
 
 
 async def close_step(argument: m.CloseStep) -> None:

@@ -87,13 +87,14 @@ def test_settling_keeps_the_first_result(control: ControlActivities, config: Run
     assert (first.reward, first.exclude_reason) == (None, "host_lost")
 
 
-def test_a_group_without_a_valid_reward_is_handed_out_without_samples(
+async def test_a_group_without_a_valid_reward_is_handed_out_without_samples(
     control: ControlActivities, config: RunConfig
 ) -> None:
     step = control.open_step(m.OpenStep(config.run_id, 0))
     for rollout in step.groups[0].rollouts:
         control.settle(m.SettleRollout(config.run_id, rollout, "infrastructure", "host_lost"))
-    handed = control.hand_out_group(m.HandOut(config.run_id, step.step_id, step.groups[0].group_id))
+    group = m.HandOut(config.run_id, step.step_id, step.groups[0].group_id)
+    handed = await ActivityEnvironment().run(control.hand_out_group, group)
     assert (handed.outcome, handed.tokens, handed.reward) == ("too_few_valid", 0, None)
     assert control.read_backlog(m.BacklogRequest(config.run_id)).tokens == 0
     with pytest.raises(ValueError, match="not handed out"):

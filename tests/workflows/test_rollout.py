@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, select
 from temporalio.client import Client, WorkflowFailureError
+from temporalio.testing import ActivityEnvironment
 
 from activities.control import ControlActivities
 from gyre.harness import process
@@ -66,11 +67,13 @@ async def test_evaluator_failures_are_retried_and_never_a_reward(make_run, clien
     assert scores(engine, flaky) == [(1, "no_reward", None), (2, "no_reward", None), (3, "ok", 1.0)]
     assert [status for _, status, _ in scores(engine, broken)] == ["bad_reward"] * 3
     assert attempts == {good: 1, flaky: 3, broken: 3, zero: 1}  # the last activity of each is its scoring
-    handed = ControlActivities(engine, run.config).hand_out_group(m.HandOut(run.run_id, run.step_id, run.group_id))
+    control = ControlActivities(engine, run.config)
+    group = m.HandOut(run.run_id, run.step_id, run.group_id)
+    handed = await ActivityEnvironment().run(control.hand_out_group, group)
     assert (handed.outcome, handed.n_valid, handed.samples) == ("trained", 3, 3)
     with transaction(engine) as session:
-        group = q.group_row(session, run.group_id)
-        assert group.baseline == pytest.approx(2 / 3)
+        row = q.group_row(session, run.group_id)
+        assert row.baseline == pytest.approx(2 / 3)
         assert q.rollout_row(session, broken).advantage is None
         signs = [q.rollout_row(session, r).advantage for r in (good, flaky, zero)]
     assert signs[0] == signs[1] and signs[0] > 0 > signs[2] and sum(signs) == pytest.approx(0, abs=1e-6)
