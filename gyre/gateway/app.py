@@ -23,7 +23,7 @@ from gyre.gateway.calls import Calls, LiveCall
 from gyre.gateway.conversation import plan_aside
 from gyre.gateway.dialect import PLAIN, Dialect
 from gyre.gateway.errors import GatewayError
-from gyre.gateway.messages import Request
+from gyre.gateway.messages import DEEPEST, Request, too_deep
 from gyre.gateway.metrics import Metrics
 from gyre.gateway.policy import Policy
 from gyre.gateway.recorder import Recorder, first_line
@@ -41,6 +41,7 @@ MAX_BODY = 64 * 1024 * 1024
 PING_S = 10.0
 CELLS_POLL_S = 1.0
 SWEEP_S = 1.0
+PAUSE_S = 0.5
 
 
 class Delivery(Response):
@@ -178,13 +179,19 @@ class Gateway:
             except (psycopg.Error, SQLAlchemyError, OSError) as error:
                 # The cells stay as they were last seen; an engine that died meanwhile shows by itself.
                 log.warning("cannot watch the cells (%s); trying again", first_line(error))
-                await asyncio.sleep(0.5)
+            except Exception:  # whatever it is: without this task no call would ever find a new cell
+                log.exception("cannot watch the cells; trying again")
+            await asyncio.sleep(PAUSE_S)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            with contextlib.suppress(SQLAlchemyError, OSError):  # Postgres is away: there is a next time
+            try:
                 await self.calls.sweep()
+            except (SQLAlchemyError, OSError):  # Postgres is away: there is a next time
+                continue
+            except Exception:
+                log.exception("the sweep failed; there is a next one")
 
     async def chat_completions(self, http: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
@@ -228,10 +235,16 @@ class Gateway:
             session = await self.calls.session(token)
             name = self.run.policy.name
             parsed = wire.parse_request(body, name, session.reading) if parse is None else parse(body, name)
+            for name, part in (("tools", parsed.tools), ("the request", parsed.options)):
+                if too_deep(part):
+                    raise GatewayError("bad_request", f"{name}: nested more than {DEEPEST} levels deep.")
             request = self.dialect.normalise(parsed)
+            hint = self.dialect.hint(http.headers, request)
         except GatewayError as error:
             return _error(error, wire)
-        hint = self.dialect.hint(http.headers, request)
+        except Exception as error:  # else the server would answer in no provider's shape
+            log.exception("a request could not be read")
+            return _error(GatewayError("internal", f"The gateway failed: {type(error).__name__}: {error}"), wire)
         # Equal bytes at two endpoints are two calls.
         call = self.calls.submit(session, request, body if parse is None else b"compact " + body, hint)
         return Delivery(call, wire, self.run.policy.name, request)

@@ -16,6 +16,8 @@ import orjson
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+DEEPEST = 100
+"""Levels of nesting in JSON that are read as such; orjson writes 254 at most, and Python's recursion ends, too."""
 # A line that Claude Code puts into its system text; it changes with every task, sub-agent and compaction.
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
 
@@ -86,12 +88,27 @@ class Request:
         return hashlib.sha256(orjson.dumps(self.tools, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
+def too_deep(value: Any, levels: int = DEEPEST) -> bool:
+    """Whether a JSON value is nested more than `levels` deep: beyond, serialisers and templates fail."""
+    level = [value]
+    for _ in range(levels + 1):
+        nested = [v for v in level if isinstance(v, (dict, list, tuple))]
+        if not nested:
+            return False
+        level = [inner for v in nested for inner in (v.values() if isinstance(v, dict) else v)]
+    return True
+
+
 def argument_value(text: str) -> Any:
-    """The value of a tool call's arguments: parsed JSON with whole floats as integers, or the text where it is none."""
+    """The value of a tool call's arguments: parsed JSON with whole floats as integers, or the text where it is none.
+
+    What is nested without end counts as text.
+    """
     try:
-        return _canonical(json.loads(text))
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text if text.count("{") + text.count("[") > DEEPEST and too_deep(value) else _canonical(value)
 
 
 def _canonical(value: Any) -> Any:

@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 
 from gyre.config import PolicyConfig
 from gyre.gateway.errors import GatewayError
-from gyre.gateway.messages import Message, ToolCall
+from gyre.gateway.messages import Message, ToolCall, too_deep
 from gyre.gateway.nodes import Ids, Node
 
 log = logging.getLogger(__name__)
@@ -309,6 +309,8 @@ def _tool_call(attempt: ParsedToolCall) -> ToolCall | None:
     try:
         arguments = attempt.arguments
         if not isinstance(arguments, str):
+            if too_deep(arguments):
+                return None
             arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False, allow_nan=False)
         arguments.encode()
         attempt.name.encode()

@@ -9,8 +9,11 @@ from itertools import count
 from typing import Any
 
 from gyre.gateway.bodies import Bodies
-from gyre.gateway.messages import Message
+from gyre.gateway.errors import GatewayError
+from gyre.gateway.messages import DEEPEST, Message, too_deep
 
+# A message holds the arguments of calls, a few levels down.
+DEEPEST_MESSAGE = 2 * DEEPEST
 HISTORIES = 8
 """Conversations of one rollout that are remembered: a main one, and sub-agents beside it."""
 
@@ -25,8 +28,17 @@ class _History:
     def same(self, given: Sequence[Any]) -> int:
         """How many of its raws `given` begins with."""
         pairs = zip(count(), self.raws, given, strict=False)
-        at = next((i for i, old, new in pairs if old is not new and old != new), None)
+        at = next((i for i, old, new in pairs if old is not new and (old != new or _kinds(old) != _kinds(new))), None)
         return min(len(self.raws), len(given)) if at is None else at
+
+
+def _kinds(value: Any) -> list[type]:
+    """The types of the numbers and truth values of a JSON value, in order of keys: Python holds True == 1 == 1.0."""
+    if isinstance(value, dict):
+        return [kind for key in sorted(value) for kind in _kinds(value[key])]
+    if isinstance(value, list):
+        return [kind for inner in value for kind in _kinds(inner)]
+    return [] if isinstance(value, str) else [type(value)]
 
 
 class Reading:
@@ -52,6 +64,8 @@ class Reading:
         ends = old.ends[:same]
         messages = old.messages[: ends[-1] if ends else 0]
         for i in range(same, len(given)):
+            if too_deep(given[i], DEEPEST_MESSAGE):
+                raise GatewayError("bad_request", f"Message {i} is nested more than {DEEPEST_MESSAGE} levels deep.")
             messages += parse(given[i], i)
             ends.append(len(messages))
         if same and same == len(old.raws):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -68,6 +69,25 @@ def test_what_came_before_is_the_same_object() -> None:
         openai_chat.parse_request(openai_body([("user", f"agent {i}")]), "m", reading)
     third = openai_chat.parse_request(openai_body([*history, ("user", "new"), ("user", "x")]), "m", reading)
     assert all(a is b for a, b in zip(second.messages, third.messages, strict=False))
+
+
+def test_values_that_python_holds_equal_are_told_apart() -> None:
+    reading = Reading()
+    for value in (1, True, 1.0, [0, {"b": False}], [False, {"b": 0}]):
+        call = {"id": "c", "function": {"name": "f", "arguments": {"x": value}}}
+        body = {"model": "m", "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+        read = openai_chat.parse_request(orjson.dumps(body), "m", reading)
+        assert read.messages[0].tool_calls[0].arguments == orjson.dumps({"x": value}).decode()
+
+
+def test_a_message_that_is_nested_without_end_is_refused() -> None:
+    deep: Any = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    call = {"id": "c", "function": {"name": "f", "arguments": deep}}
+    body = {"model": "m", "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+    with pytest.raises(openai_chat.GatewayError, match="nested more than"):
+        openai_chat.parse_request(json.dumps(body).encode(), "m", Reading())
 
 
 def test_a_bad_message_is_named_and_nothing_is_remembered_of_it() -> None:
