@@ -7,7 +7,7 @@ import datetime as dt
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -133,14 +133,14 @@ class Calls:
             session.facts, session.checked_at = facts, now
             return session
 
-    async def _load(self, facts: RolloutFacts) -> Session:
-        now = asyncio.get_running_loop().time()
-        return await self._recorder.retried(lambda: load_session(self._recorder.engine, facts, now, self.dialect))
+    async def _load(self, facts: RolloutFacts, begun: Collection[int] = ()) -> Session:
+        now, engine = asyncio.get_running_loop().time(), self._recorder.engine
+        return await self._recorder.retried(lambda: load_session(engine, facts, now, self.dialect, list(begun)))
 
     async def _renew(self, session: Session) -> None:
         """Read a rollout's tree anew, where a commit may or may not have happened. Under its `recording` lock."""
         if session.stale:
-            session.renew(await self._load(session.facts))
+            session.renew(await self._load(session.facts, session.begun))
 
     def _check(self, facts: RolloutFacts | None, token: str) -> RolloutFacts:
         if facts is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ class Session:
     """Rows of the calls that run, by call id, as they are written when they begin."""
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from where a call's nodes are placed until they are committed: the tree never runs ahead of Postgres."""
+    running: dict[int, str] = field(default_factory=dict)
+    """Kinds that Postgres has of the calls that ran as this was read."""
     stale: bool = False
     """A commit failed, or its answer was lost: what Postgres has must be read anew."""
     live: dict[str, LiveCall] = field(default_factory=dict)
@@ -73,14 +76,18 @@ class Session:
         """Take over what Postgres has. Calls in flight find their turns again by id; a retry gets what got lost."""
         lost = (turn for call_id, turn in fresh.tree.by_call.items() if call_id not in self.tree.by_call)
         self.undelivered |= {turn.request_hash: turn for turn in lost if not turn.children}
+        fresh.kinds.begun(self.kinds, self.begun)
         self.tree, self.kinds = fresh.tree, fresh.kinds
+        self.change_kinds(fresh.running)
         self.next_seq = max(self.next_seq, fresh.next_seq)
         self.stale = False
 
 
-async def load_session(engine: AsyncEngine, facts: RolloutFacts, now: float, dialect: Dialect) -> Session:
-    """The rollout's session from what Postgres has of it."""
-    calls, node_rows, top_seq = await load_tree(engine, facts.id)
+async def load_session(
+    engine: AsyncEngine, facts: RolloutFacts, now: float, dialect: Dialect, begun: Collection[int] = ()
+) -> Session:
+    """The rollout's session from what Postgres has of it. `begun` are the ids of its calls that run in this process."""
+    calls, node_rows, top_seq, running = await load_tree(engine, facts.id, begun)
     rows = ((n.id, n.parent_id, n.start, unpack_ids(n.token_ids).copy(), n.kind == "generated") for n in node_rows)
     nodes, by_id = of_rows(rows, [c.leaf_id for c in calls])
     tree, kinds = Tree(dialect.difference, nodes), Kinds()
@@ -92,7 +99,7 @@ async def load_session(engine: AsyncEngine, facts: RolloutFacts, now: float, dia
                 system, tools = system_of(turn.messages), bool(turn.tools_key)
                 kinds.add(Opening(turn.call_id, turn.kind, turn.agent, system, tools, turn.told))
     waiting = {t.request_hash: t for t in tree.by_call.values() if not t.children}
-    return Session(facts, tree, top_seq + 1, now, kinds, undelivered=waiting)
+    return Session(facts, tree, top_seq + 1, now, kinds, undelivered=waiting, running=running)
 
 
 def _turn(row: Any, tree: Tree, nodes: dict[int, Node], dialect: Dialect) -> Turn:

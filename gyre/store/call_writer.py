@@ -37,8 +37,8 @@ class CallWriter:
 
         Writing the same again changes nothing: the commit's answer may have been lost with the connection.
         Raises psycopg.OperationalError where Postgres is away, other psycopg.Error for rows that it refuses: a node
-        that is split but is not there, is no prompt, is not longer than `at` or was cut meanwhile is a DataError. After any
-        error the next write makes a new connection.
+        that is split but is not there, is no prompt, is not longer than `at` or was cut meanwhile is a DataError. After
+        any error the next write makes a new connection.
         """
         connection = self._connection
         if connection is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,14 +136,18 @@ async def reserve_ids(engine: AsyncEngine, table: str, count: int) -> list[int]:
         return [int(row[0]) for row in await connection.execute(query, {"table": table, "count": count})]
 
 
-async def load_tree(engine: AsyncEngine, rollout_id: str) -> tuple[Sequence[Any], Sequence[Any], int]:
-    """The rollout's complete calls (all columns, oldest first), its nodes (parents first), and its highest seq.
+async def load_tree(
+    engine: AsyncEngine, rollout_id: str, running: Collection[int] = ()
+) -> tuple[Sequence[Any], Sequence[Any], int, dict[int, str]]:
+    """The rollout's complete calls (all columns, oldest first), its nodes (parents first), its highest seq, and the
+    kinds of those calls that run.
 
-    Calls that a dead gateway left running are marked incomplete first: nobody waits for them any more.
+    `running` are the ids of calls that do; others that a dead gateway left running are marked incomplete first: nobody
+    waits for them any more.
     """
     dead = (
         update(Call)
-        .where(Call.rollout_id == rollout_id, Call.status == "running")
+        .where(Call.rollout_id == rollout_id, Call.status == "running", Call.id.not_in(running))
         .values(status="incomplete", ended_at=func.now())
     )
     columns = [c for c in Call.__table__.columns if c.name not in ("rollout_id",)]
@@ -154,4 +158,5 @@ async def load_tree(engine: AsyncEngine, rollout_id: str) -> tuple[Sequence[Any]
         calls = (await connection.execute(complete)).all()
         nodes = (await connection.execute(spans.order_by(Node.start, Node.id))).all()
         top = await connection.scalar(select(func.max(Call.seq)).where(Call.rollout_id == rollout_id))
-    return calls, nodes, -1 if top is None else int(top)
+        alive = (await connection.execute(select(Call.id, Call.kind).where(Call.id.in_(running)))).all()
+    return calls, nodes, -1 if top is None else int(top), {row.id: row.kind for row in alive}

@@ -136,6 +136,25 @@ async def test_a_write_that_fails_leaves_memory_as_postgres_is(
                 assert path[: call.prompt_tokens] in stand_in.prompts
 
 
+async def test_calls_that_run_while_the_tree_is_read_anew_go_on(world: World, stand_in: StandIn) -> None:
+    """Another call's commit is lost meanwhile: they stay `running`, and what is known of their beginning is kept."""
+    title = [{"role": "system", "content": "Write a title."}, {"role": "user", "content": "x"}]
+    stand_in.delay = 600.0
+    running = asyncio.create_task(ask(world, title, tools=False))
+    await world.until(lambda: len(stand_in.running) == 1)
+    await world.until(lambda: len(world.calls()) == 1)
+    stand_in.delay = 0.0
+    session_of(world).stale = True
+    await ask(world, [SYSTEM, {"role": "user", "content": "u" * 40}])
+    assert not session_of(world).stale
+    assert [(c.status, c.kind) for c in world.calls()] == [("running", "auxiliary"), ("complete", "main")]
+    for stop in stand_in.running.values():
+        stop.set()  # the engine lets it go, and it goes on elsewhere: here, at once
+    await running
+    assert [(c.status, c.kind) for c in world.calls()] == [("complete", "auxiliary"), ("complete", "main")]
+    assert [t.kind for t in session_of(world).tree.roots] == ["main", "auxiliary"]
+
+
 async def test_parallel_calls_that_share_a_prompt_all_fit(world: World, stand_in: StandIn) -> None:
     """Each is planned before any of them is recorded, and each cuts what the one before has stored."""
     stand_in.delay = 0.2

@@ -56,7 +56,7 @@ def test_every_path_reads_back(database: str, engine: Engine, written: tuple[Lon
 
     async def load() -> None:
         asynchronous = make_async_engine(database)
-        calls, rows, top = await load_tree(asynchronous, rollout.rollout_id)
+        calls, rows, top, _ = await load_tree(asynchronous, rollout.rollout_id)
         await asynchronous.dispose()
         assert top == 99 and [c.id for c in calls] == [w.call_id for w in writes[::2]]
         assert [c.response for c in calls] == [w.end["response"] for w in writes[1::2] if w.end]
