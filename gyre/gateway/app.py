@@ -150,7 +150,7 @@ class Gateway:
         # No overflow: opening a connection costs more than waiting for one. No ping before use: what fails because
         # Postgres was restarted is tried again anyway.
         self.engine = create_async_engine(driver_url(database_url), pool_size=4, max_overflow=0)
-        self.router = Router()
+        self.router = Router(len(shard.urls))
         self.recorder = Recorder(self.engine, self.metrics, write_patience_s)
         self.calls = Calls(
             run.run_id, Policy(run.policy), run.sampling, run.serving, self.router, self.recorder, self.metrics,
@@ -277,8 +277,9 @@ class Gateway:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def cells(self, _: HttpRequest) -> Response:
-        """GET /admin/cells: where calls go now."""
-        return _json({"cells": self.router.view(), "waiting": self.router.waiting})
+        """GET /admin/cells: where calls go now. Without the engines' URLs: agents reach this port, too."""
+        cells = [{k: v for k, v in cell.items() if k != "url"} for cell in self.router.view()]
+        return _json({"cells": cells, "waiting": self.router.waiting})
 
 
 def create_app(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gyre.store.gateway_queries import CellRow
 
@@ -83,9 +83,13 @@ class _Waiter:
 
 
 class Router:
-    """The cells of one run, who runs on them, and who waits."""
+    """The cells of one run, who runs on them, and who waits.
 
-    def __init__(self) -> None:
+    Of `shards` gateway processes each takes its part of a cell: what they admit together fits it, but for rounding.
+    """
+
+    def __init__(self, shards: int = 1) -> None:
+        self._shards = shards
         self._cells: dict[str, _Cell] = {}
         self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
         self._running: Counter[str] = Counter()
@@ -94,7 +98,8 @@ class Router:
     def apply(self, rows: Iterable[CellRow]) -> None:
         """Take over the table's newest rows. Leases on a cell that no longer serves as it did are revoked."""
         seen: set[str] = set()
-        for row in rows:
+        for whole in rows:
+            row = self._part(whole)
             seen.add(row.name)
             cell = self._cells.setdefault(row.name, _Cell(row))
             old, cell.row = cell.row, row
@@ -106,6 +111,13 @@ class Router:
         for name in self._cells.keys() - seen:
             self._revoke(self._cells.pop(name))
         self.dispatch()
+
+    def _part(self, row: CellRow) -> CellRow:
+        """This process's part of a cell."""
+        if self._shards == 1:
+            return row
+        tokens = None if row.kv_tokens is None else row.kv_tokens // self._shards
+        return replace(row, max_running=-(-row.max_running // self._shards), kv_tokens=tokens)
 
     @staticmethod
     def _revoke(cell: _Cell) -> None:

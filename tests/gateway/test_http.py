@@ -168,6 +168,7 @@ async def test_health_metrics_and_cells(monkeypatch: pytest.MonkeyPatch, world: 
     async with httpx.AsyncClient(base_url=world.served.url) as http:
         assert (await http.get("/health")).json()["status"] == "ok"
         [cell] = (await http.get("/admin/cells")).json()["cells"]
+        assert "127.0.0.1:9" not in str(cell), "an agent that asks learns no engine's address"
         assert (cell["name"], cell["routable"], cell["version"], cell["running"]) == ("c0", True, 3, 0)
         assert "gyre_gateway_running 0.0" in (await http.get("/metrics")).text
 

@@ -210,3 +210,26 @@ async def test_cells_that_join_take_what_waits() -> None:
     for lease in leases:
         router.release(lease)
     assert router.waiting == 0
+
+
+async def test_several_processes_share_a_cell() -> None:
+    """Three of them let in about what one would, and an empty cell takes any call."""
+    routers = [Router(shards=3) for _ in range(3)]
+    for router in routers:
+        router.apply([CellRow("a", "http://a", True, 0, 8, "i", 900)])
+    calls = [asyncio.create_task(router.acquire(f"r{i}", 0, None, tokens=100)) for router in routers for i in range(8)]
+    await settle()
+    assert [router.view()[0]["running"] for router in routers] == [3, 3, 3]
+    for router in routers:
+        router.apply([CellRow("b", "http://b", True, 0, 8, "i", 900)])
+    await settle()
+    assert [router.view()[0]["running"] for router in routers] == [3, 3, 3]
+    for call in calls:
+        call.cancel()
+    [alone] = [Router(shards=3)]
+    alone.apply([CellRow("a", "http://a", True, 0, 8, "i", 900)])
+    await alone.acquire("long", 0, None, tokens=800)
+    late = asyncio.create_task(alone.acquire("short", 0, None, tokens=10))
+    await settle()
+    assert not late.done()
+    late.cancel()
