@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gyre.cli.main import run_command
 from gyre.scheduling import AsyncPolicy, ColocatePolicy, ElasticPolicy, Policy
 from gyre.simulation import PRESETS, CostModel, Scenario, StepWork, lower_bound, simulate
-from gyre.simulation.compare import compare
 from gyre.simulation.trace import TraceError, read_trace, write_trace
 
 COST = CostModel(
@@ -92,15 +91,15 @@ def test_every_run_ends_and_its_books_balance(
     assert run.seconds >= lower_bound(scenario, staleness=staleness, quorum=quorum) * (1 - 1e-9)
 
 
-def test_elastic_beats_both_baselines_on_every_preset() -> None:
-    """The presets, shortened. Against the best fixed split the margin is small where that split fits by chance."""
-    for name in ("deepswe", "terminal-tail"):
-        results = list(compare(PRESETS[name].scenario(seed=1, n_steps=6)))
-        elastic = results[0].outcome.seconds
-        assert results[0].way.name.startswith("elastic")
-        on_policy = next(r for r in results if r.way.name == "colocate, staleness 0")
-        assert on_policy.outcome.seconds > 1.3 * elastic
-        assert all(r.outcome.seconds > elastic for r in results if r.way.name.startswith(("async", "colocate")))
+def test_elastic_beats_both_baselines() -> None:
+    """On the preset with the heaviest tail, shortened. (`gyre simulate` compares all ways on all presets.)"""
+    scenario = PRESETS["terminal-tail"].scenario(seed=1, n_steps=3)
+    elastic = simulate(scenario, ElasticPolicy(), staleness=1).seconds
+    assert simulate(scenario, ColocatePolicy()).seconds > 1.3 * elastic
+    assert simulate(scenario, ColocatePolicy(), staleness=1).seconds > elastic
+    for k in (3, 4):  # the best fixed splits
+        split = AsyncPolicy(tuple(f"c{i}" for i in range(k)))
+        assert simulate(scenario, split, staleness=1).seconds > elastic
 
 
 def test_traces_are_read_back_and_bad_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
