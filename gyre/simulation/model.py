@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ class CostModel:
 
     One decode step of a batch of b rollouts takes `decode_s + decode_s_per_rollout * b`, and gives each one token.
     """
+
+    # Read from files by pydantic (gyre.simulation.trace), which shall refuse what it does not know.
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     slots: int
     """Rollouts that a cell holds at once (its KV room)."""

@@ -22,19 +22,6 @@ class TraceError(ValueError):
     """A trace file that cannot be simulated; the message names the file and the field."""
 
 
-class _Cost(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    slots: int
-    decode_s: float
-    decode_s_per_rollout: float
-    prefill_tokens_s: float
-    train_tokens_s: float
-    micro_batch_tokens: float
-    to_train_s: float
-    to_rollout_s: float
-    optimizer_s: float
-
-
 class _Step(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     tool_s: list[list[float]]
@@ -48,7 +35,7 @@ class _Trace(BaseModel):
     name: str
     cells: int
     time_limit_s: float
-    cost: _Cost
+    cost: CostModel
     steps: list[_Step]
 
 
@@ -64,8 +51,7 @@ def read_trace(path: Path) -> Scenario:
         raise TraceError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
     try:
         steps = [StepWork(*(_array(getattr(step, name)) for name in _ARRAYS)) for step in trace.steps]
-        cost = CostModel(**trace.cost.model_dump())
-        return Scenario(trace.name, trace.cells, cost, steps, trace.time_limit_s)
+        return Scenario(trace.name, trace.cells, trace.cost, steps, trace.time_limit_s)
     except ValueError as error:
         raise TraceError(f"{path}: {error}") from error
 
