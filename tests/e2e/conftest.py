@@ -134,7 +134,12 @@ def start_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         argv = [sys.executable, "-m", "gyre.cli.main", "train", str(run_file(folder, steps=steps, more=more))]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*argv, "--data", str(folder / "data"), "--keep"], stdout=out, stderr=out, start_new_session=True
+                [*argv, "--data", str(folder / "data"), "--keep"],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                # A shell that puts this test in its background has Ctrl-C ignored, and a child would inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         runs.append(LiveRun(folder / "data", process, log))
         return runs[-1]
