@@ -253,6 +253,8 @@ def _sweep(folder: Path, found: dict[str, Any]) -> Status:
         raise HarnessError(f"{folder}: processes {pids} do not end on KILL; look at them with `ps -o pid,stat,cmd`")
     if _lives(found):
         shepherd.send([found["pid"]], signal.SIGKILL)
+        while _lives(found) and time.monotonic() < deadline:  # a killed process takes a moment to go
+            time.sleep(0.005)
     return status(folder)
 
 
