@@ -11,8 +11,9 @@ import dataclasses
 import json
 import os
 import sys
+from typing import Any
 
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import FailureError
 from temporalio.service import RPCError, RPCStatusCode
@@ -23,6 +24,15 @@ from workers.settings import WorkerSettings, settings_or_exit
 from workflows import attributes as a
 from workflows.messages import RunResult, TrainingRunInput, plan_of
 from workflows.names import CONTROL_QUEUE, run_workflow
+
+# What the client says of a server that is gone or starting, once its own ten seconds of trying again are over.
+AWAY = (
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.UNKNOWN,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+)
 
 
 async def main(settings: WorkerSettings) -> int:
@@ -45,12 +55,24 @@ async def main(settings: WorkerSettings) -> int:
     )
     print("attached" if attached else "started", flush=True)
     try:
-        result = await handle.result()
+        result = await _result(handle)
     except WorkflowFailureError as error:
         print(f"TrainingRun {run.run_id} failed: {_root_cause(error)}", file=sys.stderr, flush=True)
         return 1
     print(json.dumps(dataclasses.asdict(result)), flush=True)
     return 1 if result.state == "failed" else 0
+
+
+async def _result(handle: WorkflowHandle[Any, RunResult]) -> RunResult:
+    """The run's result, waited for through any outage of Temporal's server: the run outlives it, so its waiter does."""
+    while True:
+        try:
+            return await handle.result()
+        except RPCError as error:
+            if error.status not in AWAY:
+                raise
+            print(f"Temporal does not answer ({error.message}); still waiting", file=sys.stderr, flush=True)
+            await asyncio.sleep(1.0)
 
 
 def _keep_settings(settings: WorkerSettings) -> None:
