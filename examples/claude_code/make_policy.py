@@ -12,20 +12,18 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from renderers.qwen3 import Qwen3Renderer
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from gyre.config import OptimizerConfig
 from gyre.gateway import anthropic_messages
-from gyre.training.logprobs import TargetLogprobs, TargetQuery
-from gyre.training.model import Policy, load_policy
+from gyre.training.model import load_policy
 from gyre.training.sft import Example, SupervisedTrainer
 from gyre.trajectory.packed import TreeRow
 
@@ -106,29 +104,13 @@ class Examples:
 class PrefixTrainer(SupervisedTrainer):
     """A batch of examples with a common beginning, as one tree, which holds it once."""
 
-    def _work(
-        self, examples: Sequence[Example]
-    ) -> tuple[Callable[[Policy], TargetLogprobs], Callable[[TargetLogprobs], tuple[Tensor, float]]]:
+    def _lay(self, examples: Sequence[Example]) -> tuple[TreeRow, NDArray[np.integer], NDArray[np.bool_]]:
         first = examples[0].ids
         shared = min(int(np.argmin(np.append(e.ids[: len(first)] == first[: len(e.ids)], False))) for e in examples)
         shared = min(shared, *(int(np.argmax(e.mask)) for e in examples))
-        ids = torch.from_numpy(np.concatenate([first[:shared], *(e.ids[shared:] for e in examples)]).astype(np.int64))
+        ids = np.concatenate([first[:shared], *(e.ids[shared:] for e in examples)])
         mask = np.concatenate([np.zeros(shared, bool), *(e.mask[shared:] for e in examples)])
-        targets = torch.from_numpy(np.flatnonzero(mask))
-        query = TargetQuery(
-            positions=targets - 1,
-            temperatures=torch.ones(len(targets)),
-            predictors=torch.arange(len(targets)),
-            ids=ids[targets],
-            chunk=self.chunk,
-        )
-        row = TreeRow((shared, *(len(e.ids) - shared for e in examples)), (-1, *[0] * len(examples)))
-
-        def loss(found: TargetLogprobs) -> tuple[Tensor, float]:
-            value = -found.logprobs.sum()
-            return value, value.item()
-
-        return lambda policy: policy.target_logprobs(row, ids, query), loss
+        return TreeRow((shared, *(len(e.ids) - shared for e in examples)), (-1, *[0] * len(examples))), ids, mask
 
 
 def main(folder: Path, steps: int = STEPS) -> float:

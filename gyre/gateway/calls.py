@@ -180,7 +180,9 @@ class Calls:
     def submit(self, session: Session, request: Request, body: bytes, hint: Hint) -> LiveCall:
         """The call for `request`: a new one, or one with the same bytes that is not delivered yet. Comes attached."""
         # Two agents that say the same at the same time are two calls.
-        key = hashlib.sha256(hint.agent.encode() + b"\0" + body if hint.agent else body).hexdigest()
+        digest = hashlib.sha256(hint.agent.encode() + b"\0" if hint.agent else b"")
+        digest.update(body)
+        key = digest.hexdigest()
         call = session.live.get(key)
         if call is not None and not _failed(call.task):
             self.metrics.joined.inc()

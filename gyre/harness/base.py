@@ -87,6 +87,14 @@ class Harness(Protocol):
         """The command of one rollout. Pure: it touches no file."""
 
 
+def places(variable: str, default: Path) -> list[Path]:
+    """Where something that `make` installs may be, in order: what the environment's `variable` says, or `default` in
+    the repository and in the working directory."""
+    given = os.environ.get(variable)
+    root = Path(__file__).resolve().parents[2]
+    return [Path(given).absolute()] if given else [root / default, Path.cwd() / default]
+
+
 def base_env(area: Path) -> dict[str, str]:
     """The environment that every harness and every grader starts from: own HOME and TMPDIR, nothing of Gyre's.
 

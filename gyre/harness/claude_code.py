@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gyre.gateway.dialect import Dialect, Hint, Kind
+from gyre.gateway.dialect import Dialect, Hint, Kind, Plain
 from gyre.gateway.messages import Message, Request, ToolCall, argument_value, difference
 from gyre.harness import npm
 from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env
@@ -62,13 +62,13 @@ _MODEL_VARIABLES = (
 )
 
 
-class ClaudeCodeDialect:
-    """Headers name the sub-agent; the request for a summary has a fixed beginning; side calls offer no tools."""
+class ClaudeCodeDialect(Plain):
+    """Headers name the sub-agent; the request for a summary has a fixed beginning; side calls offer no tools.
+
+    There is nothing to normalise: cache_control and the billing header are no part of a message.
+    """
 
     name = "claude-code"
-
-    def normalise(self, request: Request) -> Request:
-        return request  # cache_control and the billing header are no part of a message
 
     def hint(self, headers: Mapping[str, str], request: Request) -> Hint:
         agent = headers.get(AGENT_HEADER, "")

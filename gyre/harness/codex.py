@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gyre.gateway.dialect import Dialect, Hint, Kind
-from gyre.gateway.messages import Message, Request, difference
+from gyre.gateway.dialect import Dialect, Hint, Kind, Plain
+from gyre.gateway.messages import Request
 from gyre.harness import npm
 from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env
 from gyre.harness.command import fill
@@ -46,22 +46,16 @@ _FIXED: dict[str, object] = {
 }
 
 
-class CodexDialect:
+class CodexDialect(Plain):
     """Headers say which thread speaks, whose sub-agent it is, and whether it compacts. What it echoes is exact."""
 
     name = "codex"
-
-    def normalise(self, request: Request) -> Request:
-        return request
 
     def hint(self, headers: Mapping[str, str], request: Request) -> Hint:
         sub = PARENT_HEADER in headers or SUBAGENT_HEADER in headers
         agent = headers.get(THREAD_HEADER, "") if sub else ""
         kind = _kind(_metadata(headers), sub=sub, compact=bool(request.options.get("compact")))
         return Hint(kind, agent)
-
-    def difference(self, emitted: Message, echoed: Message) -> str | None:
-        return difference(emitted, echoed)
 
 
 def _metadata(headers: Mapping[str, str]) -> dict[str, Any]:

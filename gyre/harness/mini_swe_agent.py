@@ -5,13 +5,12 @@ Written against 2.4.6. It speaks OpenAI Chat through litellm, non-streaming, wit
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from gyre.gateway.dialect import PLAIN, Dialect
-from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env
+from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env, places
 from gyre.harness.command import fill
 
 PYTHON_VARIABLE = "GYRE_MINI_PYTHON"
@@ -40,9 +39,7 @@ def mini_python() -> Path:
 
     Raises HarnessError when it is not there.
     """
-    given = os.environ.get(PYTHON_VARIABLE)
-    root = Path(__file__).resolve().parents[2]
-    candidates = [Path(given).absolute()] if given else [root / DEFAULT_PYTHON, Path.cwd() / DEFAULT_PYTHON]
+    candidates = places(PYTHON_VARIABLE, DEFAULT_PYTHON)
     for python in candidates:
         if python.exists():
             return python

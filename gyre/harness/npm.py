@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from gyre.harness.base import HarnessError
+from gyre.harness.base import HarnessError, places
 
 VARIABLE = "GYRE_NODE_HARNESSES"
 DEFAULT = Path(".venvs/node")
@@ -17,9 +17,7 @@ def install() -> Path:
 
     Raises HarnessError where it is not there.
     """
-    given = os.environ.get(VARIABLE)
-    root = Path(__file__).resolve().parents[2]
-    candidates = [Path(given).absolute()] if given else [root / DEFAULT, Path.cwd() / DEFAULT]
+    candidates = places(VARIABLE, DEFAULT)
     for folder in candidates:
         if (folder / "node_modules").is_dir():
             return folder

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gyre.gateway.dialect import Dialect, Hint
-from gyre.gateway.messages import Message, Request, difference
+from gyre.gateway.dialect import Dialect, Hint, Plain
+from gyre.gateway.messages import Request
 from gyre.harness import npm
 from gyre.harness.base import BOX, HarnessError, Launch, LaunchContext, Preload, base_env
 from gyre.harness.command import fill
@@ -45,13 +45,10 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-class QwenCodeDialect:
+class QwenCodeDialect(Plain):
     """No header says anything: sub-agents are known by their system text, a compaction by what it asks for."""
 
     name = "qwen-code"
-
-    def normalise(self, request: Request) -> Request:
-        return request
 
     def hint(self, headers: Mapping[str, str], request: Request) -> Hint:
         system = request.messages[0].content if request.messages[0].role == "system" else ""
@@ -63,9 +60,6 @@ class QwenCodeDialect:
         if not request.tools or _BESIDE.match(system):
             return Hint("auxiliary")
         return Hint("sub-agent") if sub else Hint()
-
-    def difference(self, emitted: Message, echoed: Message) -> str | None:
-        return difference(emitted, echoed)
 
 
 class QwenCode:

@@ -43,9 +43,9 @@ def _trained(step: StepWork, scenario: Scenario) -> np.ndarray:
 
 def _barrier_s(step: StepWork, scenario: Scenario, quorum: int | None) -> float:
     cost, limit = scenario.cost, scenario.time_limit_s
-    seconds = np.sort(step.seconds(cost.token_s(1), limit), axis=1)
-    size = seconds.shape[1]
-    order = np.argsort(step.seconds(cost.token_s(1), limit), axis=1)
+    alone = step.seconds(cost.token_s(1), limit)
+    order = np.argsort(alone, axis=1)
+    seconds, size = np.take_along_axis(alone, order, axis=1), alone.shape[1]
     trained = np.take_along_axis(_trained(step, scenario), order, axis=1)
     first = size if quorum is None else min(quorum, size)
     ready = np.maximum(seconds, seconds[:, first - 1 : first])  # a member trains when it and the quorum are settled

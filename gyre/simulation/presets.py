@@ -16,11 +16,10 @@ from gyre.simulation.workload import Workload
 
 @dataclass(frozen=True)
 class Preset:
-    """A cluster and a workload. `published_split`: training cells of the async baseline at its usual, even split."""
+    """A cluster and a workload."""
 
     title: str
     cells: int
-    nodes_per_cell: int
     n_steps: int
     cost: CostModel
     workload: Workload
@@ -58,27 +57,27 @@ _2T4 = CostModel(
 
 PRESETS: dict[str, Preset] = {
     "nl2repo": Preset(
-        "122B, 24 nodes, NL2RepoBench", 6, 4, 48, _122B,
+        "122B, 24 nodes, NL2RepoBench", 6, 48, _122B,
         Workload(32, 16, 45_000, 600.0, 120_000, 0.45, 0.45, 4.0), 3 * 3600.0,
     ),
     "deepswe": Preset(
-        "122B, 32 nodes, DeepSWE", 8, 4, 24, _122B,
+        "122B, 32 nodes, DeepSWE", 8, 24, _122B,
         Workload(48, 16, 25_000, 500.0, 90_000, 0.4, 0.45, 4.0), 2 * 3600.0,
     ),
     "terminal": Preset(
-        "122B, 24 nodes, TerminalBench", 6, 4, 24, _122B,
+        "122B, 24 nodes, TerminalBench", 6, 24, _122B,
         Workload(48, 16, 14_000, 400.0, 50_000, 0.5, 0.5, 4.0), 1.5 * 3600.0,
     ),
     "terminal-tail": Preset(
-        "122B, 32 nodes, TerminalBench, heaviest tail", 8, 4, 24, _122B,
+        "122B, 32 nodes, TerminalBench, heaviest tail", 8, 24, _122B,
         Workload(64, 16, 14_000, 350.0, 50_000, 0.7, 0.8, 4.0, hung=0.005), 3 * 3600.0,
     ),
     "2.4t": Preset(
-        "2.4T, 192 nodes, rollouts at the time limit", 4, 48, 24, _2T4,
+        "2.4T, 192 nodes, rollouts at the time limit", 4, 24, _2T4,
         Workload(32, 16, 40_000, 1800.0, 150_000, 0.5, 0.6, 4.0, hung=0.10), 4 * 3600.0,
     ),
     "10k-nodes": Preset(
-        "10,000 nodes in cells of 48", 208, 48, 48, _2T4,
+        "10,000 nodes in cells of 48", 208, 48, _2T4,
         Workload(1024, 16, 30_000, 900.0, 80_000, 0.5, 0.6, 4.0, hung=0.02), 3 * 3600.0,
     ),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre.config import OptimizerConfig
@@ -66,8 +67,8 @@ class SupervisedTrainer:
     def _work(
         self, examples: Sequence[Example]
     ) -> tuple[Callable[[Policy], TargetLogprobs], Callable[[TargetLogprobs], tuple[Tensor, float]]]:
-        ids = torch.from_numpy(np.concatenate([e.ids for e in examples]).astype(np.int64))
-        mask = np.concatenate([np.concatenate([[False], e.mask[1:].astype(bool)]) for e in examples])
+        row, laid, mask = self._lay(examples)
+        ids = torch.from_numpy(laid.astype(np.int64))
         targets = torch.from_numpy(np.flatnonzero(mask))
         query = TargetQuery(
             positions=targets - 1,
@@ -76,13 +77,17 @@ class SupervisedTrainer:
             ids=ids[targets],
             chunk=self.chunk,
         )
-        row = TreeRow.sequences([len(e.ids) for e in examples])
 
         def loss(found: TargetLogprobs) -> tuple[Tensor, float]:
             value = -found.logprobs.sum()
             return value, value.item()
 
         return lambda policy: policy.target_logprobs(row, ids, query), loss
+
+    def _lay(self, examples: Sequence[Example]) -> tuple[TreeRow, NDArray[np.integer], NDArray[np.bool_]]:
+        """The examples as a row: its shape, its ids [T], and which of its tokens are targets, bool [T]."""
+        mask = np.concatenate([np.concatenate([[False], e.mask[1:].astype(bool)]) for e in examples])
+        return TreeRow.sequences([len(e.ids) for e in examples]), np.concatenate([e.ids for e in examples]), mask
 
 
 def _packs(examples: Sequence[Example], budget: int) -> list[list[Example]]:

