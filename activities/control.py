@@ -82,7 +82,7 @@ class ControlActivities:
                 ids,
                 [tasks[i] for i in chosen],
                 config,
-                config.rollouts.group_size,
+                config.rollouts.launched,
                 config.sampling.temperature,
             )
         return m.OpenedStep(step_id, min_version, groups)
@@ -104,11 +104,12 @@ class ControlActivities:
                 normalize_std=config.objective.normalize_std,
                 min_std=config.objective.min_std,
                 whole_rollouts=config.objective.whole_rollouts,
+                quorum=config.rollouts.handed_out_at,
             )
             rewards = [r.reward for r in q.group_rewards(session, x.group_id) if r.reward is not None]
         reward = sum(rewards) / len(rewards) if rewards else None
         return m.HandedOut(
-            done.outcome, done.n_valid, done.samples, done.micro_batches, done.tokens, done.targets, reward
+            done.outcome, done.n_valid, done.samples, done.micro_batches, done.tokens, done.targets, reward, done.closed
         )
 
     @activity.defn

@@ -22,7 +22,7 @@ class Evaluation:
         self._evaluation = evaluation
         self._done = False
         self._launcher = Launcher(
-            evaluation.plan, None, evaluation.plan.max_concurrent, self._group_settled, self._changed
+            evaluation.plan, None, evaluation.plan.max_concurrent, self._member_settled, self._changed
         )
         self._observer = Observer(evaluation.plan.run_id, self._observation)
 
@@ -54,7 +54,7 @@ class Evaluation:
         )
         return result
 
-    async def _group_settled(self, _: m.GroupRef, __: list[m.RolloutResult]) -> None:
+    async def _member_settled(self, _: m.GroupRef, __: list[m.RolloutResult]) -> None:
         self._changed()
 
     def _changed(self) -> None:

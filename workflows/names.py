@@ -8,6 +8,9 @@ CONTROL_QUEUE = "gyre-control"
 ROLLOUTS_QUEUE = "gyre-rollouts"
 """Any rollout host: `prepare`, which binds a rollout to the host that took it."""
 
+SURPLUS = "surplus"
+"""Reason with which a rollout is cancelled whose group is complete without it; its outcome and its `exclude_reason`."""
+
 
 def host_queue(host: str) -> str:
     """Queue of one rollout host: everything of a rollout after `prepare`."""

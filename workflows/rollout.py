@@ -11,6 +11,7 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_c
 from workflows import attributes as a
 from workflows import messages as m
 from workflows import verbs
+from workflows.names import SURPLUS
 
 HARNESS_ATTEMPTS = 3
 """Fresh harness runs of a rollout of which nothing was sampled."""
@@ -28,8 +29,12 @@ class Rollout:
         except BaseException as error:
             if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
                 raise
-            await self._exclude("infrastructure", "cancelled")
-            self._details("cancelled")
+            if workflow.cancellation_reason() == SURPLUS:
+                await self._exclude(SURPLUS, SURPLUS)
+                self._details("ended: its group is complete without it")
+            else:
+                await self._exclude("infrastructure", "cancelled")
+                self._details("cancelled")
             raise
         workflow.upsert_search_attributes(
             [a.STATE.value_set(result.outcome)]

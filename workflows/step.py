@@ -24,9 +24,12 @@ class TrainingStep:
         self._step, self._plan = step, step.plan
         self._turn = step.first
         self._opened: m.OpenedStep | None = None
-        self._handed: list[m.HandedOut] = []
+        self._handed: dict[int, m.HandedOut] = {}  # what each group has given so far
+        self._seen: dict[int, int] = {}  # members of each group that its last hand-out could see
+        self._busy: set[int] = set()  # groups that are being handed out
         self._done = False
-        self._launcher = Launcher(step.plan, step.index, step.window, self._hand_out, self._changed)
+        enough = step.plan.group_size if step.plan.over_submit else None
+        self._launcher = Launcher(step.plan, step.index, step.window, self._member_settled, self._changed, enough)
         self._launcher.paused = step.paused
         self._observer = Observer(step.plan.run_id, self._observation)
 
@@ -77,12 +80,30 @@ class TrainingStep:
         await self._observer.report()
         await _signal(run_workflow(self._plan.run_id), "step_done", done)
 
-    async def _hand_out(self, group: m.GroupRef, _: list[m.RolloutResult]) -> None:
+    async def _member_settled(self, group: m.GroupRef, members: list[m.RolloutResult]) -> None:
+        """Hand its group out when that is due: one hand-out at a time, and the next takes all who settled meanwhile."""
         assert self._opened is not None
-        handed = await verbs.hand_out_group(m.HandOut(self._plan.run_id, self._opened.step_id, group.group_id), group)
-        self._handed.append(handed)
-        self._observer.urgent()
-        self._details("rollouts run")
+        if group.group_id in self._busy:
+            return
+        self._busy.add(group.group_id)
+        while self._is_due(group, members):
+            self._seen[group.group_id] = len(members)
+            self._handed[group.group_id] = await verbs.hand_out_group(
+                m.HandOut(self._plan.run_id, self._opened.step_id, group.group_id), group
+            )
+            self._observer.urgent()
+            self._details("rollouts run")
+        self._busy.discard(group.group_id)
+
+    def _is_due(self, group: m.GroupRef, members: list[m.RolloutResult]) -> bool:
+        """All are settled; or enough of them have rewards, one of which no hand-out has seen."""
+        new, quorum = members[self._seen.get(group.group_id, 0) :], self._plan.quorum
+        if (handed := self._handed.get(group.group_id)) is not None and handed.closed:
+            return False
+        if len(members) == len(group.rollouts):
+            return bool(new)
+        valid = sum(r.reward is not None for r in members)
+        return quorum is not None and valid >= quorum and any(r.reward is not None for r in new)
 
     def _changed(self) -> None:
         self._observer.changed()
@@ -95,29 +116,31 @@ class TrainingStep:
             order=index,
             queued=self._launcher.queued,
             running=self._launcher.running,
-            open_groups=groups - len(self._handed),
-            ready_tokens=sum(h.tokens for h in self._handed),
+            open_groups=groups - self._closed(),
+            ready_tokens=sum(h.tokens for h in self._handed.values()),
             window=self._launcher.window,
-            closed=self._opened is not None and len(self._handed) == groups,
+            closed=self._opened is not None and self._closed() == groups,
             done=self._done,
         )
 
+    def _closed(self) -> int:
+        return sum(h.closed for h in self._handed.values())
+
     def _reward(self) -> float | None:
-        weights = [(h.reward, h.n_valid) for h in self._handed if h.reward is not None and h.n_valid]
+        weights = [(h.reward, h.n_valid) for h in self._handed.values() if h.reward is not None and h.n_valid]
         total = sum(n for _, n in weights)
         return sum(r * n for r, n in weights) / total if total else None
 
     def _details(self, stage: str) -> None:
         launcher, groups = self._launcher, len(self._opened.groups) if self._opened else 0
         reward = self._reward()
-        outcomes = [
-            f"{sum(h.outcome == o for h in self._handed)} {o}" for o in dict.fromkeys(h.outcome for h in self._handed)
-        ]
+        handed = list(self._handed.values())
+        outcomes = [f"{sum(h.outcome == o for h in handed)} {o}" for o in dict.fromkeys(h.outcome for h in handed)]
         workflow.set_current_details(
             f"**Step {self._step.index}** · {stage}\n\n"
             f"- rollouts: {launcher.queued} queued, {launcher.running} running, {len(launcher.results)} settled\n"
-            f"- groups: {len(self._handed)} of {groups} handed out ({', '.join(outcomes) or 'none'})\n"
-            f"- tokens ready to train: {sum(h.tokens for h in self._handed)}\n"
+            f"- groups: {self._closed()} of {groups} handed out ({', '.join(outcomes) or 'none'})\n"
+            f"- tokens ready to train: {sum(h.tokens for h in handed)}\n"
             f"- mean reward so far: {'none' if reward is None else f'{reward:.3f}'}"
         )
 

@@ -142,7 +142,7 @@ SELECT s.index, s.state, r.rollouts, r.settled, r.excluded, r.reward, r.success,
 FROM steps s
 CROSS JOIN LATERAL (
     SELECT count(*) AS rollouts, count(*) FILTER (WHERE o.state = 'settled') AS settled,
-           count(*) FILTER (WHERE o.exclude_reason IS NOT NULL) AS excluded,
+           count(*) FILTER (WHERE o.exclude_reason IS NOT NULL AND o.outcome <> 'surplus') AS excluded,
            avg(o.reward) AS reward, avg((o.reward >= 1)::int)::float8 AS success
     FROM groups g JOIN rollouts o ON o.group_id = g.id WHERE g.step_id = s.id) r
 CROSS JOIN LATERAL (

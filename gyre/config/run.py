@@ -126,6 +126,13 @@ class RolloutConfig(Section):
     """Tasks in one step; each gives one group."""
     group_size: int = Field(16, ge=2)
     """Rollouts of one task in one step (G)."""
+    quorum: int | None = Field(None, ge=2)
+    """Rewards at which a group is handed out to the trainers; each of its other members follows as it settles, with the
+    statistics of all that have settled by then. None: a group waits for its last member. Less waiting for some bias
+    (docs/objective.md, "Quorum")."""
+    over_submit: int = Field(0, ge=0)
+    """Rollouts of each group of a step that are started beyond `group_size`. As `group_size` have a reward, the others
+    are ended and excluded as `surplus`: no reward, not trained. It prefers short rollouts (docs/objective.md)."""
     max_concurrent: int = Field(64, ge=1)
     """Rollouts that may run at once over the whole run (the launch window; whole groups first)."""
     time_limit_s: float = Field(600.0, gt=0)
@@ -139,6 +146,22 @@ class RolloutConfig(Section):
     with an older token is not trained (fate `stale`)."""
     branch_cap: int = Field(5, ge=1)
     """Branches of one rollout that are trained, by rank of kind."""
+
+    @model_validator(mode="after")
+    def _quorum_is_of_a_group(self) -> Self:
+        if self.quorum is not None and self.quorum > self.group_size:
+            raise ValueError(f"quorum: must be at most group_size = {self.group_size}, got {self.quorum}")
+        return self
+
+    @property
+    def launched(self) -> int:
+        """Rollouts that are started of one group of a step."""
+        return self.group_size + self.over_submit
+
+    @property
+    def handed_out_at(self) -> int | None:
+        """Rewards at which a group is handed out though members run; None: never."""
+        return self.quorum or (self.group_size if self.over_submit else None)
 
 
 class SamplingConfig(Section):

@@ -1,4 +1,8 @@
-"""Handing out a group: rewards become advantages, trees become samples, samples become queued micro-batches."""
+"""Handing out a group: rewards become advantages, trees become samples, samples become queued micro-batches.
+
+A group is handed out when its last member is settled, or, under a quorum, in parts: those that are settled when enough
+of them have a reward, and each of the rest as it settles.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from gyre.objective.advantages import group_advantages
-from gyre.store.queries.groups import group_row
 from gyre.store.queries.handout import (
     NewSample,
     add_samples,
     cut_micro_batches,
     drop_stale,
+    give_advantages,
+    group_work,
+    lock_group,
     oldest_versions,
     settle_group,
 )
@@ -24,12 +30,14 @@ from gyre.trajectory import SamplePath, micro_batches, select
 
 @dataclass(frozen=True)
 class HandOut:
-    """What a group gave. `first` is False when it had been handed out before; then the counts are zero.
+    """Where a group stands after a hand-out. `new`: rollouts that this call handed out; the rest is of all calls.
 
-    `tokens` are those that trainers compute: what a micro-batch's branches share, once.
+    `outcome` is the group's, which is `trained` from its first hand-out on, and `open` while it waits for its rewards
+    to differ. `tokens` are those that trainers compute: what a micro-batch's branches share, once.
     """
 
-    first: bool
+    new: int
+    closed: bool
     outcome: str
     n_valid: int
     samples: int
@@ -47,29 +55,56 @@ def hand_out(
     normalize_std: bool,
     min_std: float = 0.0,
     whole_rollouts: bool = False,
+    quorum: int | None = None,
 ) -> HandOut:
-    """Close a step's group, whose members are all settled, in the caller's one transaction. Idempotent.
+    """Hand out what may be of a step's group, in the caller's one transaction. Idempotent.
+
+    Members that are settled with a reward and have not been handed out yet get advantages from the rewards of all
+    members that are settled by now. While some run, it takes `quorum` rewards, which must differ; whether a group gives
+    a gradient is decided once, by those. When all are settled the group is closed.
 
     A rollout of which a kept token was sampled by a version before the step's `min_version` counts in its group's
     baseline, but is not trained: its `drop_reason` becomes `stale`.
     `whole_rollouts`: a rollout's samples share a micro-batch, as a ratio over whole rollouts needs, whatever its size.
-    Raises ValueError while a member is not settled, and for a group of an evaluation.
+    Raises ValueError while members run and there is no quorum, and for a group of an evaluation.
     """
-    step_id = group_row(session, group_id).step_id
-    if step_id is None:
+    group = lock_group(session, group_id)
+    if group.step_id is None:
         raise ValueError(f"group {group_id} belongs to an evaluation; only a step's groups are handed out")
     members = group_rewards(session, group_id)
-    result = group_advantages([m.reward for m in members], normalize_std, min_std)
     n_valid = sum(m.reward is not None for m in members)
-    advantages = {m.rollout_id: a for m, a in zip(members, result.advantages, strict=True) if a is not None}
-    if not settle_group(session, group_id, result.outcome, result.baseline, result.std, advantages):
-        return HandOut(False, str(group_row(session, group_id).outcome), n_valid, 0, 0, 0, 0)
+    new: dict[str, float] = {}
+    outcome = group.outcome
+    if group.state == "open":
+        running = [m.rollout_id for m in members if m.state != "settled"]
+        if running and n_valid < (quorum or len(members)):
+            waits = f", and of the {quorum} rewards of a quorum there are {n_valid}" if quorum else ""
+            raise ValueError(f"group {group_id} ({group.task}): rollouts {running} are not settled{waits}")
+        begun = any(m.handed_out for m in members)
+        result = group_advantages([m.reward for m in members], normalize_std, 0.0 if begun else min_std)
+        given = zip(members, result.advantages, strict=True)
+        new = {m.rollout_id: a for m, a in given if a is not None and not m.handed_out}
+        outcome = result.outcome if not running or result.outcome == "trained" else "open"
+        if running:
+            give_advantages(session, result.baseline, result.std, new)
+        else:
+            settle_group(session, group_id, result.outcome, result.baseline, result.std, new)
+    if new:
+        _queue(session, group.step_id, new, branch_cap, micro_batch_tokens, whole_rollouts)
+    work = group_work(session, group_id)
+    return HandOut(
+        len(new), group.state != "open", str(outcome), n_valid, work.samples, work.micro_batches, work.tokens,
+        work.targets,
+    )  # fmt: skip
+
+
+def _queue(
+    session: Session, step_id: int, advantages: dict[str, float], branch_cap: int, tokens: int, whole_rollouts: bool
+) -> None:
     samples, paths = _samples(session, advantages, branch_cap, step_row(session, step_id).min_version)
-    packed = micro_batches(paths, micro_batch_tokens, whole_rollouts=whole_rollouts)
     ids = add_samples(session, step_id, samples)
+    packed = micro_batches(paths, tokens, whole_rollouts=whole_rollouts)
     cut_micro_batches(session, step_id, [([ids[i] for i in batch.samples], batch.tokens) for batch in packed])
-    tokens, targets = sum(batch.tokens for batch in packed), sum(s.n_targets for s in samples)
-    return HandOut(True, result.outcome, n_valid, len(samples), len(packed), tokens, targets)
 
 
 def _samples(

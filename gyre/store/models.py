@@ -149,7 +149,7 @@ class Rollout(Base):
         UniqueConstraint("group_id", "member"),
         Index(None, "run_id", "state"),
         _one_of("state", "pending", "running", "scoring", "settled"),
-        _one_of("outcome", "completed", "timeout", "harness_error", "infrastructure", "evaluator"),
+        _one_of("outcome", "completed", "timeout", "harness_error", "infrastructure", "evaluator", "surplus"),
         _finite("reward"),
         _one_of("drop_reason", "stale"),
         _finite("advantage"),
@@ -165,7 +165,7 @@ class Rollout(Base):
     member: Mapped[int]
     token: Mapped[str] = mapped_column(unique=True)  # unguessable path prefix and API key
     state: Mapped[str] = mapped_column(server_default="pending")  # pending | running | scoring | settled
-    outcome: Mapped[str | None]  # completed | timeout | harness_error | infrastructure | evaluator
+    outcome: Mapped[str | None]  # completed | timeout | harness_error | infrastructure | evaluator | surplus
     exclude_reason: Mapped[str | None]  # set: reward is not used (and is NULL)
     drop_reason: Mapped[str | None]  # set: its reward counts in its group, its tokens are not trained: stale
     min_version: Mapped[int]  # the gateway routes only to cells that serve at least this version
@@ -177,12 +177,15 @@ class Rollout(Base):
     exit_code: Mapped[int | None]
     reward: Mapped[float | None]
     advantage: Mapped[float | None]
+    baseline: Mapped[float | None]  # mean of the group's rewards that the advantage was taken from, and
+    reward_std: Mapped[float | None]  # their standard deviation: under a quorum, of the members settled by then
     created_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
     prepared_at: Mapped[dt.datetime | None]
     harness_started_at: Mapped[dt.datetime | None]
     harness_ended_at: Mapped[dt.datetime | None]
     scored_at: Mapped[dt.datetime | None]
     settled_at: Mapped[dt.datetime | None]
+    handed_out_at: Mapped[dt.datetime | None]  # its samples are fixed; NULL: not yet, or it gives no gradient
 
 
 class Score(Base):
@@ -265,7 +268,7 @@ class Call(Base):
 
 
 class Sample(Base):
-    """A branch chosen for training. Written when its group settles."""
+    """A branch chosen for training. Written when its rollout is handed out."""
 
     __tablename__ = "samples"
     __table_args__ = (UniqueConstraint("rollout_id", "leaf_id"),)

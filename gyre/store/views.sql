@@ -116,14 +116,15 @@ CREATE VIEW fate (name, meaning) AS VALUES
     ('evaluation', 'sampled for a held-out measurement'),
     ('auxiliary', 'of a call beside the work (a title, a topic check): never trained'),
     ('incomplete', 'of a call that the harness never got whole, one cut off by a time limit included'),
-    ('open', 'its rollout or its group is not finished'),
+    ('open', 'its rollout runs, or is not handed out yet'),
+    ('surplus', 'of a rollout that its group did without (rollouts.over_submit)'),
     ('excluded_evaluator', 'its rollout has no reward: scoring failed as often as it may'),
     ('excluded_infrastructure', 'its rollout has no reward: harness or host was lost'),
     ('too_few_valid', 'its group has fewer than two valid rewards'),
     ('no_variance', 'its group''s rewards are all equal'),
     ('low_variance', 'its group''s rewards differ by less than objective.min_std'),
     ('stale', 'its rollout has a token older than rollouts.max_staleness allows'),
-    ('late', 'its call ended after its group was handed out'),
+    ('late', 'its call ended after its rollout was handed out'),
     ('not_kept', 'on branches beyond rollouts.branch_cap only'),
     ('queued', 'in a micro-batch that no trainer has finished'),
     ('rejected', 'taken out by objective.correction = ''mask'' as its micro-batch was trained'),
@@ -141,14 +142,15 @@ SELECT run_id, step, evaluated_version, rollout_id, call_id, node_id, part.token
                    WHEN c.kind = 'auxiliary' THEN 'auxiliary'
                    WHEN c.status IS DISTINCT FROM 'complete' THEN 'incomplete'
                    WHEN r.state <> 'settled' THEN 'open'
+                   WHEN r.outcome = 'surplus' THEN 'surplus'
                    WHEN r.exclude_reason IS NOT NULL AND r.outcome = 'evaluator' THEN 'excluded_evaluator'
                    WHEN r.exclude_reason IS NOT NULL THEN 'excluded_infrastructure'
-                   WHEN g.outcome IS NULL THEN 'open'
+                   WHEN g.outcome IS NULL AND r.handed_out_at IS NULL THEN 'open'
                    WHEN g.outcome <> 'trained' THEN g.outcome
                    WHEN r.drop_reason IS NOT NULL THEN r.drop_reason
                    WHEN owner.state IN ('held', 'done') THEN 'trained'
                    WHEN owner.sample_id IS NOT NULL THEN 'queued'
-                   WHEN c.ended_at > g.settled_at THEN 'late'
+                   WHEN c.ended_at > r.handed_out_at THEN 'late'
                    ELSE 'not_kept' END AS fate
          FROM (SELECT id, rollout_id, call_id, length FROM nodes WHERE kind = 'generated'
                UNION ALL
@@ -182,7 +184,7 @@ SELECT run_id, index AS step, key::int AS below, (value ->> 0)::bigint AS clippe
 CREATE VIEW step_summary AS
 SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
        g.groups, g.groups_trained, g.groups_no_variance, g.groups_low_variance, g.groups_too_few_valid,
-       r.rollouts, r.settled, r.valid, r.excluded, r.stale, r.mean_reward, r.success, s.n_valid,
+       r.rollouts, r.settled, r.valid, r.excluded, r.surplus, r.stale, r.mean_reward, r.success, s.n_valid,
        c.calls, c.sampled_tokens, c.prompt_tokens, c.cached_tokens,
        m.micro_batches, m.micro_batches_waiting, m.tokens AS trained_tokens, m.targets AS trained_targets,
        m.branch_tokens,  -- of the trained samples one by one; trained_tokens are those computed: what they share, once
@@ -205,7 +207,9 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
          FROM groups WHERE groups.step_id = s.id) AS g
  CROSS JOIN LATERAL (
        SELECT count(*) AS rollouts, count(*) FILTER (WHERE x.state = 'settled') AS settled, count(x.reward) AS valid,
-              count(x.exclude_reason) AS excluded, count(*) FILTER (WHERE x.drop_reason = 'stale') AS stale,
+              count(x.exclude_reason) FILTER (WHERE x.outcome <> 'surplus') AS excluded,
+              count(*) FILTER (WHERE x.outcome = 'surplus') AS surplus,
+              count(*) FILTER (WHERE x.drop_reason = 'stale') AS stale,
               avg(x.reward) AS mean_reward,
               avg((x.reward >= 1)::int)::float8 AS success
          FROM rollouts x JOIN groups y ON y.id = x.group_id WHERE y.step_id = s.id) AS r

@@ -224,17 +224,20 @@ def upgrade() -> None:
         sa.Column("exit_code", sa.Integer(), nullable=True),
         sa.Column("reward", sa.Double(), nullable=True),
         sa.Column("advantage", sa.Double(), nullable=True),
+        sa.Column("baseline", sa.Double(), nullable=True),
+        sa.Column("reward_std", sa.Double(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("prepared_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("harness_started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("harness_ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("scored_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("settled_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("handed_out_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
             "advantage > '-Infinity' AND advantage < 'Infinity'", name=op.f("ck_rollouts_advantage_finite")
         ),
         sa.CheckConstraint(
-            "outcome IN ('completed', 'timeout', 'harness_error', 'infrastructure', 'evaluator')",
+            "outcome IN ('completed', 'timeout', 'harness_error', 'infrastructure', 'evaluator', 'surplus')",
             name=op.f("ck_rollouts_outcome_known"),
         ),
         sa.CheckConstraint("reward > '-Infinity' AND reward < 'Infinity'", name=op.f("ck_rollouts_reward_finite")),

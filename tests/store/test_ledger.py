@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,9 +177,9 @@ def test_a_handed_out_group_is_not_handed_out_again(engine: Engine) -> None:
         again = hand_out(s, world.group_ids[0], **OPTIONS)
         n = s.scalar(select(func.count()).select_from(Sample)), s.scalar(select(func.count()).select_from(MicroBatch))
         assert n == (4, first.micro_batches)
-    assert (first.first, first.outcome, first.samples, first.targets) == (True, "trained", 4, 24)
+    assert (first.new, first.closed, first.outcome, first.samples, first.targets) == (4, True, "trained", 4, 24)
     assert first.micro_batches == 1
-    assert (again.first, again.outcome, again.samples, again.micro_batches) == (False, "trained", 0, 0)
+    assert again == replace(first, new=0)
 
 
 def test_two_hand_outs_at_once_make_one(engine: Engine) -> None:
@@ -198,7 +199,7 @@ def test_two_hand_outs_at_once_make_one(engine: Engine) -> None:
         t.start()
     for t in threads:
         t.join()
-    assert sorted(r.first for r in results) == [False, False, True]
+    assert sorted(r.new for r in results) == [0, 0, 4]
     with transaction(engine) as s:
         assert s.scalar(select(func.count()).select_from(Sample)) == 4
 

@@ -25,7 +25,7 @@ class RolloutResult:
     """How a rollout settled; a reward of None is excluded, with `exclude_reason`."""
 
     rollout_id: str
-    outcome: str  # completed | timeout | harness_error | infrastructure | evaluator
+    outcome: str  # completed | timeout | harness_error | infrastructure | evaluator | surplus
     reward: float | None
     exclude_reason: str | None
     calls: int

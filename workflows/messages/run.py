@@ -38,6 +38,8 @@ class RunPlan:
     min_backlog_tokens: int
     heldout: bool
     evaluate_every: int
+    quorum: int | None = None  # rewards at which a group is handed out though members run; None: never
+    over_submit: int = 0  # rollouts of a group beyond group_size
 
     @property
     def central(self) -> str:
@@ -64,6 +66,8 @@ def plan_of(config: RunConfig) -> RunPlan:
         min_backlog_tokens=s.min_backlog_tokens,
         heldout=config.tasks.heldout is not None,
         evaluate_every=config.evaluation.every,
+        quorum=r.handed_out_at,
+        over_submit=r.over_submit,
     )
 
 

@@ -57,15 +57,19 @@ class HandOut:
 
 @dataclass(frozen=True)
 class HandedOut:
-    """What a settled group gave: `tokens` are packed tokens of its micro-batches, 0 without a gradient."""
+    """What a group has given so far: `tokens` are packed tokens of its micro-batches, 0 without a gradient.
 
-    outcome: str  # trained | no_variance | low_variance | too_few_valid
+    `closed`: all members are settled, and nothing more will come of it.
+    """
+
+    outcome: str  # trained | no_variance | low_variance | too_few_valid, or open: its rewards do not differ yet
     n_valid: int
     samples: int
     micro_batches: int
     tokens: int
     targets: int
     reward: float | None  # mean of the valid rewards
+    closed: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The end of a group: advantages, samples, micro-batches. `gyre.store.handout` puts them in one transaction."""
+"""Of a group's hand-out: advantages, samples, micro-batches. `gyre.store.handout` puts them in one transaction."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ class NewSample:
     advantage: float
 
 
+@dataclass(frozen=True)
+class GroupWork:
+    """What has been handed out of a group so far. `tokens`: of its micro-batches, what their branches share once."""
+
+    samples: int
+    micro_batches: int
+    tokens: int
+    targets: int
+
+
+def lock_group(session: Session, group_id: int) -> Group:
+    """The group, which nobody else hands out or settles until this transaction ends. Raises MissingRow."""
+    return the_row(session, Group, group_id, lock=True)
+
+
 def settle_group(
     session: Session,
     group_id: int,
@@ -38,12 +53,12 @@ def settle_group(
     std: float | None,
     advantages: Mapping[str, float],
 ) -> bool:
-    """Close a group whose members are all settled, with the advantages of its valid members by rollout id.
+    """Close a group whose members are all settled, with the advantages, by rollout id, of those to hand out now.
 
     A step's group becomes `handed_out`: its samples and micro-batches must be added in the same transaction, and only
     if this returns True. False: it had been closed before (idempotent). Raises ValueError while a member runs.
     """
-    group = the_row(session, Group, group_id, lock=True)
+    group = lock_group(session, group_id)
     if group.state != "open":
         return False
     running = select(Rollout.id).where(Rollout.group_id == group_id, Rollout.state != "settled")
@@ -53,9 +68,33 @@ def settle_group(
     group.outcome, group.baseline, group.reward_std = outcome, baseline, std
     group.settled_at = session.scalar(select(func.clock_timestamp()))
     session.flush()
-    if advantages:
-        session.execute(update(Rollout), [{"id": r, "advantage": a} for r, a in advantages.items()])
+    give_advantages(session, baseline, std, advantages)
     return True
+
+
+def give_advantages(
+    session: Session, baseline: float | None, std: float | None, advantages: Mapping[str, float]
+) -> None:
+    """These rollouts are handed out now, with advantages that come from this mean and deviation of their group."""
+    if not advantages:
+        return
+    now = session.scalar(select(func.clock_timestamp()))
+    shared = {"baseline": baseline, "reward_std": std, "handed_out_at": now}
+    session.execute(update(Rollout), [{"id": r, "advantage": a, **shared} for r, a in advantages.items()])
+
+
+def group_work(session: Session, group_id: int) -> GroupWork:
+    """The group's samples and the micro-batches that hold them."""
+    return GroupWork(*session.execute(_WORK, {"group_id": group_id}).one())
+
+
+_WORK = text("""
+    WITH mine AS (SELECT t.micro_batch_id, t.n_targets
+                    FROM samples t JOIN rollouts r ON r.id = t.rollout_id WHERE r.group_id = :group_id)
+    SELECT (SELECT count(*) FROM mine), b.batches, b.tokens, (SELECT COALESCE(sum(n_targets), 0) FROM mine)
+      FROM (SELECT count(*) AS batches, COALESCE(sum(n_tokens), 0) AS tokens
+              FROM micro_batches WHERE id IN (SELECT micro_batch_id FROM mine)) AS b
+""")
 
 
 def oldest_versions(session: Session, node_ids: Sequence[int]) -> dict[str, int]:

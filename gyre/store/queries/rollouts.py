@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from gyre.store.models import Call, Rollout, Score
 from gyre.store.queries.rows import the_row
 
-RolloutOutcome = Literal["completed", "timeout", "harness_error", "infrastructure", "evaluator"]
+RolloutOutcome = Literal["completed", "timeout", "harness_error", "infrastructure", "evaluator", "surplus"]
 ScoreStatus = Literal["ok", "no_reward", "bad_reward", "killed", "error"]
 
 NO_MODEL_CALL = "no_model_call"
@@ -53,6 +53,7 @@ class MemberReward:
     state: str
     reward: float | None
     exclude_reason: str | None
+    handed_out: bool
 
 
 def rollout_row(session: Session, rollout_id: str) -> Rollout:
@@ -127,6 +128,6 @@ def settle_rollout(
 
 def group_rewards(session: Session, group_id: int) -> list[MemberReward]:
     """The members of a group, by member."""
-    columns = (Rollout.id, Rollout.state, Rollout.reward, Rollout.exclude_reason)
+    columns = (Rollout.id, Rollout.state, Rollout.reward, Rollout.exclude_reason, Rollout.handed_out_at.is_not(None))
     query = select(*columns).where(Rollout.group_id == group_id).order_by(Rollout.member)
     return [MemberReward(*row) for row in session.execute(query)]
