@@ -34,10 +34,12 @@ SILENT_S = 60.0
 class CellEngine:
     """Keeps one server running. `ready` is set while it can be used; `version` is the policy version that it holds."""
 
-    def __init__(self, store: CellStore, cell: CellConfig, log_path: Path) -> None:
+    def __init__(
+        self, store: CellStore, cell: CellConfig, log_path: Path, process: type[EngineProcess] = EngineProcess
+    ) -> None:
         self._store, self._cell = store, cell
         run = store.run
-        self.process = EngineProcess(run.serving, cell, log_path, context=run.policy.context)
+        self.process = process(run.serving, cell, log_path, context=run.policy.context)
         self.ready = asyncio.Event()
         self.version: int | None = None
         self.released = False

@@ -8,14 +8,16 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Engine
 
 from activities.cell_engine import CellEngine
 from activities.cell_store import CellStore
-from activities.cell_trainer import CellTrainer, trainer_socket
+from activities.cell_trainer import TRAINER_MODULE, CellTrainer, trainer_socket
 from gyre.config import CellConfig, RunConfig
+from gyre.serving.launch import EngineProcess
 from gyre.serving.process import usable_cores
 from gyre.store import queries as q
 from gyre.store.queries.cells import Role
@@ -27,17 +29,29 @@ BEAT_S = 5.0
 """How often the row is written though nothing changed: its age says whether the agent lives (see LOST_AFTER_S)."""
 
 
+@dataclass(frozen=True)
+class Programs:
+    """What a cell's agent runs: the server, and the trainer's module (arguments as `workers.trainer` takes them)."""
+
+    engine: type[EngineProcess] = EngineProcess
+    trainer: str = TRAINER_MODULE
+
+
+PROGRAMS = Programs()
+
+
 class CellSite:
     """Engine, trainer and role of one cell. `logs` and `sockets` are folders; `env` is the trainer's environment."""
 
     def __init__(
-        self, run: RunConfig, cell: str, engine: Engine, *, logs: Path, sockets: Path, env: Mapping[str, str]
-    ) -> None:
+        self, run: RunConfig, cell: str, engine: Engine, *, logs: Path, sockets: Path, env: Mapping[str, str],
+        programs: Programs = PROGRAMS,
+    ) -> None:  # fmt: skip
         self.config = _on_this_machine(run, cell)
         self.run, self.name, self.central = run, cell, self.config.central
         self.store = CellStore(engine, run)
-        self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log")
-        self.trainer = CellTrainer(self.config, sockets, logs / f"trainer-{cell}.log", env)
+        self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log", programs.engine)
+        self.trainer = CellTrainer(self.config, sockets, logs / f"trainer-{cell}.log", env, programs.trainer)
         self.central_trainer = TrainerClient(trainer_socket(sockets, run.central.name))
         self.role: Role = "rollout"
         """A cell begins by serving; its Cell workflow says what comes then."""

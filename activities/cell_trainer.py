@@ -19,6 +19,8 @@ from gyre.training.protocol import TrainerStatus, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
+TRAINER_MODULE = "workers.trainer"
+"""What is run as the trainer's process."""
 START_S = 900.0
 """How long a trainer may take to import, load and publish."""
 HEALTH_S = 5.0
@@ -35,8 +37,10 @@ def trainer_socket(sockets: Path, cell: str) -> Path:
 class CellTrainer:
     """Keeps one trainer running. `ready` is set while it answers; `incarnation` names its present life."""
 
-    def __init__(self, cell: CellConfig, sockets: Path, log_path: Path, env: Mapping[str, str]) -> None:
-        self._cell, self._log_path, self._env = cell, log_path, dict(env)
+    def __init__(
+        self, cell: CellConfig, sockets: Path, log_path: Path, env: Mapping[str, str], module: str = TRAINER_MODULE
+    ) -> None:
+        self._cell, self._log_path, self._env, self._module = cell, log_path, dict(env), module
         self.client = TrainerClient(trainer_socket(sockets, cell.name))
         self.ready = asyncio.Event()
         self.incarnation: str | None = None
@@ -107,7 +111,7 @@ class CellTrainer:
     def _start(self) -> subprocess.Popen[bytes]:
         self.client.socket.unlink(missing_ok=True)  # of a trainer that was killed
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, "-m", "workers.trainer", "--cell", self._cell.name, "--socket", str(self.client.socket)]
+        argv = [sys.executable, "-m", self._module, "--cell", self._cell.name, "--socket", str(self.client.socket)]
         with self._log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,

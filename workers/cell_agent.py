@@ -19,7 +19,7 @@ from temporalio.worker import Worker
 
 from activities.cell import CellActivities
 from activities.cell_process import CannotStart
-from activities.cell_site import CellSite
+from activities.cell_site import PROGRAMS, CellSite, Programs
 from gyre.store.db import make_engine
 from workers.settings import WorkerSettings, fail, settings_or_exit
 from workflows.names import cell_queue
@@ -30,8 +30,8 @@ HEARTBEAT = timedelta(seconds=0.5)
 """How often heartbeats reach the server, and so how late a cancellation may arrive."""
 
 
-def main() -> None:
-    """Serve until SIGTERM or SIGINT."""
+def main(programs: Programs = PROGRAMS) -> None:
+    """Serve until SIGTERM or SIGINT. `programs`: what the agent runs as its engine and its trainer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", required=True, help="name of the cell in the run file")
     cell = parser.parse_args().cell
@@ -42,14 +42,14 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        asyncio.run(serve(settings, cell))
+        asyncio.run(serve(settings, cell, programs))
     except ExceptionGroup as group:
         if (vain := group.subgroup(CannotStart)) is None:
             raise
         fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
 
 
-async def serve(settings: WorkerSettings, cell: str) -> None:
+async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None:
     """Keep the cell and answer its queue until a signal."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,6 +61,7 @@ async def serve(settings: WorkerSettings, cell: str) -> None:
         logs=settings.logs,
         sockets=settings.sockets,
         env=settings.to_env(),
+        programs=programs,
     )
     keeping = asyncio.create_task(site.keep())
     answering = asyncio.create_task(_answer(settings, site))

@@ -18,7 +18,9 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gyre.config import CellConfig
 from gyre.serving.process import child_setup
@@ -27,11 +29,17 @@ from gyre.training.protocol import RENDEZVOUS
 from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
 
+if TYPE_CHECKING:
+    from gyre.training.trainer import Trainer
+
 log = logging.getLogger("gyre.trainer")
 
 
-def main() -> None:
-    """Serve commands until SIGTERM."""
+MakeTrainer = Callable[[WorkerSettings, CellConfig], "Trainer"]
+
+
+def main(make_trainer: MakeTrainer | None = None) -> None:
+    """Serve commands until SIGTERM. `make_trainer` gives what computes; None: Megatron, in the cell's layout."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--cell", required=True, help="name of the cell in the run file")
     arguments.add_argument("--socket", required=True, type=Path, help="unix socket to listen at")
@@ -53,7 +61,7 @@ def main() -> None:
     _pin(cell, rank)
     if rank > 0:
         _follow(settings, cell)
-    service = TrainerService(parsed.socket, incarnation, lambda: _replica(settings, cell, incarnation))
+    service = TrainerService(parsed.socket, incarnation, lambda: _replica(settings, cell, incarnation, make_trainer))
     asyncio.run(_serve(service))
 
 
@@ -110,7 +118,9 @@ def _threads(cell: CellConfig) -> int:
     return len(os.sched_getaffinity(0)) if cell.cpus else 1
 
 
-def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str) -> Commands:
+def _replica(
+    settings: WorkerSettings, cell: CellConfig, incarnation: str, make_trainer: MakeTrainer | None
+) -> Commands:
     started = time.perf_counter()
     # Imported here, on the work thread: torch and Megatron take seconds, and the socket answers meanwhile.
     import torch
@@ -123,6 +133,7 @@ def _replica(settings: WorkerSettings, cell: CellConfig, incarnation: str) -> Co
     replica = Replica(
         ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation),
         make_engine(settings.database_url, pool_size=1),
+        None if make_trainer is None else make_trainer(settings, cell),
     )
     replica.start()
     # What is imported and loaded by now stays: `sleep`, and every collection, need not look through it again.

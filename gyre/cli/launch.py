@@ -62,11 +62,17 @@ def _changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> l
     return found
 
 
-def start_supervisor(data: Path, run_config: Path | None, *, tied: bool) -> subprocess.Popen[bytes]:
-    """Start the supervisor of `data`. `tied`: it stops, with all its processes, when this process dies."""
+def start_supervisor(
+    data: Path, run_config: Path | None, *, tied: bool, agent: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the supervisor of `data`. `tied`: it stops, with all its processes, when this process dies.
+
+    `agent`: module that is run as each cell's agent, instead of Gyre's own.
+    """
     (data / "logs").mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "workers.stack", "--data", str(data)]
     argv += ["--run-config", str(run_config)] if run_config else []
+    argv += ["--agent", agent] if agent else []
     path = os.environ.get("PYTHONPATH", "")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *([path] if path else [])])}
     with stack_log(data).open("ab") as log:

@@ -19,6 +19,8 @@ import httpx
 
 from gyre.config import CellConfig, ServingConfig
 from gyre.ports import free_port
+from gyre.serving.kv import KvPlan
+from gyre.serving.kv_hooks import VARIABLE as KV_VARIABLE
 from gyre.serving.process import child_setup, end_group
 
 STREAM_INTERVAL = 16
@@ -44,13 +46,15 @@ def sglang_command(
     version: int = 0,
     context: int | None = None,
     host: str = "127.0.0.1",
+    kv: KvPlan | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """The argv and the additional environment of the server of `cell`.
 
     `policy_path`: Hugging Face folder, weights of policy version `version`. `context`: longest prompt + completion in
     tokens; None: the model's own. A cell without devices is served on CPU, else tensor-parallel over its devices.
     Log-probs that the server returns are those of the softmax at the request's temperature. It takes and gives token
-    ids only: it loads no tokenizer, so stop strings do not work and stop token ids do.
+    ids only: it loads no tokenizer, so stop strings do not work and stop token ids do. `kv`: how keys and values move to
+    and from other cells; None: they do not.
     """
     argv = [
         sys.executable, "-m", "sglang.launch_server",
@@ -79,6 +83,9 @@ def sglang_command(
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
+    if kv is not None:
+        argv += kv.arguments()
+        env[KV_VARIABLE] = "1"
     if cell.devices:
         argv += ["--device", "cuda", "--tp-size", str(len(cell.devices)), "--enable-memory-saver"]
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(d) for d in cell.devices)
@@ -131,6 +138,8 @@ class EngineProcess:
     ) -> None:
         self._serving, self._cell, self._log_path = serving, cell, log_path
         self._context, self._host = context, host
+        self.kv: KvPlan | None = None
+        """How keys and values move to and from other cells, from the next start on; None: they do not."""
         self.metrics = log_path.with_suffix(".metrics")
         """Where its processes leave their Prometheus counters; emptied at every start."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -159,9 +168,7 @@ class EngineProcess:
         """Start a new server on a free port with the weights in `policy_path`. Ends the one before, if any."""
         self.stop()
         port = free_port(self._host)
-        argv, env = sglang_command(
-            policy_path, port, self._serving, self._cell, version=version, context=self._context, host=self._host
-        )
+        argv, env = self.command(policy_path, port, version)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         # Told nothing, SGLang makes a folder in /tmp at every start, which stays there when the server is killed.
         shutil.rmtree(self.metrics, ignore_errors=True)
@@ -179,6 +186,13 @@ class EngineProcess:
             )
         self.incarnation, self.url = uuid.uuid4().hex, f"http://{self._host}:{port}"
         self.started_at = time.monotonic()
+
+    def command(self, policy_path: Path, port: int, version: int) -> tuple[list[str], dict[str, str]]:
+        """What is run: argv and additional environment."""
+        return sglang_command(
+            policy_path, port, self._serving, self._cell,
+            version=version, context=self._context, host=self._host, kv=self.kv,
+        )  # fmt: skip
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Return when the server answers. Raises EngineStartError: it died, or `timeout_s` seconds passed."""

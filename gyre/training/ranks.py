@@ -20,8 +20,8 @@ from gyre.config import LayoutConfig, RunConfig
 from gyre.training import parallel
 from gyre.training.batch import BatchError, PackedBatch
 from gyre.training.metrics import MicroBatchMetrics
-from gyre.training.streaming import NonFiniteError
-from gyre.training.trainer import StepResult, Trainer
+from gyre.training.outcome import NonFiniteError, StepResult
+from gyre.training.trainer import Trainer
 
 Result = TypeVar("Result")
 

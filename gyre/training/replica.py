@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sqlalchemy import Engine
@@ -26,11 +26,12 @@ from gyre.store.queries import LedgerError
 from gyre.training import checkpoint
 from gyre.training.batch import pack_rows
 from gyre.training.metrics import MicroBatchMetrics, combine
-from gyre.training.ranks import open_trainer
-from gyre.training.streaming import NonFiniteError
-from gyre.training.trainer import StepResult
+from gyre.training.outcome import NonFiniteError, StepResult
 from gyre.training.weights import read_hf_weights
 from gyre.transfer import Ticket, TransferError, WeightPublisher, open_publisher, open_puller
+
+if TYPE_CHECKING:
+    from gyre.training.trainer import Trainer
 
 log = logging.getLogger("gyre.trainer")
 
@@ -53,11 +54,12 @@ class ReplicaSettings:
 class Replica:
     """The commands of a trainer process; see `gyre.training.client` for what each one promises."""
 
-    def __init__(self, settings: ReplicaSettings, engine: Engine) -> None:
+    def __init__(self, settings: ReplicaSettings, engine: Engine, trainer: Trainer | None = None) -> None:
+        """`trainer` is what computes; None: Megatron, in the cell's layout."""
         self.settings = settings
         self.engine = engine
         self.run_id = settings.run.run_id
-        self.trainer = open_trainer(settings.run, settings.cell)
+        self.trainer = _megatron(settings) if trainer is None else trainer
         self.step_id: int | None = None
         self.held: dict[int, MicroBatchMetrics | None] = {}
         """Micro-batches in the accumulator; absorbed ones without metrics, which lie in their rows."""
@@ -357,6 +359,12 @@ class Replica:
         self.trainer.begin()
         self.held.clear()
         self._pushed = None
+
+
+def _megatron(settings: ReplicaSettings) -> Trainer:
+    from gyre.training.ranks import open_trainer  # here: Megatron takes seconds to import
+
+    return open_trainer(settings.run, settings.cell)
 
 
 def _step_metrics(parts: Mapping[int, dict[str, Any]], n_valid: int, by: int, result: StepResult) -> dict[str, Any]:

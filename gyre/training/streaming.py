@@ -19,6 +19,7 @@ from torch import Tensor
 from gyre.config import OptimizerConfig
 from gyre.training import megatron_cpu, parallel
 from gyre.training.model import Policy
+from gyre.training.outcome import NonFiniteError
 
 megatron_cpu.install()
 
@@ -29,10 +30,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 
 Output = TypeVar("Output")
 Logs = TypeVar("Logs")
-
-
-class NonFiniteError(Exception):
-    """A loss or gradient that is not a finite number: the step is refused."""
 
 
 class StreamingStep:

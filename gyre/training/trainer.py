@@ -10,7 +10,6 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +27,13 @@ from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.metrics import MicroBatchMetrics, combine, measure
 from gyre.training.model import Policy, load_policy
 from gyre.training.optimizer_state import export_state, import_state
+from gyre.training.outcome import NonFiniteError, StepResult
 from gyre.training.pipeline import cut
 from gyre.training.reference import FrozenReference
-from gyre.training.streaming import NonFiniteError, StreamingStep
+from gyre.training.streaming import StreamingStep
 from gyre.training.weights import read_hf_weights
 
 Forward = Callable[[Policy], TargetLogprobs]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """An optimizer step that was taken. `grad_norm` is of the step's gradient before clipping."""
-
-    version: int
-    grad_norm: float
-    lr: float
 
 
 class Trainer:

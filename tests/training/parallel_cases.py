@@ -17,7 +17,8 @@ from gyre.training.hf_config import ModelShape
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.model import build_policy
 from gyre.training.optimizer_state import export_state, import_state
-from gyre.training.streaming import NonFiniteError, StreamingStep
+from gyre.training.outcome import NonFiniteError
+from gyre.training.streaming import StreamingStep
 from gyre.training.trainer import Trainer
 from gyre.trajectory.packed import TreeRow
 from tests.training.conftest import random_samples, random_weights

@@ -11,7 +11,7 @@ import torch
 from gyre.training.batch import BatchError, pack_samples
 from gyre.training.checkpoint import version_folder
 from gyre.training.metrics import MicroBatchMetrics, combine
-from gyre.training.streaming import NonFiniteError
+from gyre.training.outcome import NonFiniteError
 from gyre.trajectory.packed import TreeRow
 from tests.training.conftest import random_samples
 

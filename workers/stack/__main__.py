@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.stack", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the data folder")
     parser.add_argument("--run-config", type=Path, help="JSON of the run; none: Postgres and Temporal alone")
+    parser.add_argument("--agent", default=StackPlan.agent, help="module that is run as each cell's agent")
     arguments = parser.parse_args(argv)
     data: Path = arguments.data.resolve()
     make_folders(data)
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout, datefmt="%Y-%m-%d %H:%M:%S"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    plan = _plan(data, arguments.run_config)
+    plan = _plan(data, arguments.run_config, arguments.agent)
     state = StackState(
         state="starting",
         pid=os.getpid(),
@@ -66,7 +67,7 @@ def _take(lock: StackLock, data: Path) -> None:
         time.sleep(0.1)
 
 
-def _plan(data: Path, run_config: Path | None) -> StackPlan:
+def _plan(data: Path, run_config: Path | None, agent: str) -> StackPlan:
     run: RunConfig | None = None
     if run_config is not None:
         run_config = run_config.resolve()
@@ -83,7 +84,7 @@ def _plan(data: Path, run_config: Path | None) -> StackPlan:
         fail(str(error))
     for name in changed:
         logging.warning("port %s of before is taken by another program; now %d", name, ports[name])
-    return StackPlan(data=data, ports=ports, run_config=run_config, run=run)
+    return StackPlan(data=data, ports=ports, run_config=run_config, run=run, agent=agent)
 
 
 if __name__ == "__main__":

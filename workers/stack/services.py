@@ -47,6 +47,8 @@ class StackPlan:
     run_config: Path | None
     run: RunConfig | None
     namespace: str = "gyre"
+    agent: str = "workers.cell_agent"
+    """Module that is run as each cell's agent."""
 
     @property
     def database_url(self) -> str:
@@ -155,7 +157,7 @@ def _cell(plan: StackPlan, cell: str, env: dict[str, str]) -> ChildSpec:
     run_id = plan.run.run_id
     return ChildSpec(
         name=f"cell-{cell}",
-        argv=[sys.executable, "-m", "workers.cell_agent", "--cell", cell],
+        argv=[sys.executable, "-m", plan.agent, "--cell", cell],
         component="agent",
         cell=cell,
         env=env,
