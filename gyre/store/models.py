@@ -314,13 +314,18 @@ class MicroBatch(Base):
 
 
 class Cell(Base):
-    """A cell as its agent last reported it. Written by the cell's agent; every update NOTIFYs `gyre_cells`."""
+    """A cell as its agent last reported it. Written by the cell's agent; every update NOTIFYs `gyre_cells`.
+
+    `epoch` rises with each agent that takes the cell: what an earlier one, or its trainer, still wants to commit is
+    refused (gyre.store.queries.fence).
+    """
 
     __tablename__ = "cells"
     __table_args__ = (_one_of("role", "rollout", "to_train", "train", "to_rollout", "down"),)
     name: Mapped[str] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(primary_key=True)
     central: Mapped[bool]
+    epoch: Mapped[int] = mapped_column(server_default="0")
     role: Mapped[str]  # rollout | to_train | train | to_rollout | down
     engine_url: Mapped[str | None]
     routable: Mapped[bool] = mapped_column(server_default="false")

@@ -50,6 +50,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("run_id", sa.Text(), nullable=False),
         sa.Column("central", sa.Boolean(), nullable=False),
+        sa.Column("epoch", sa.Integer(), server_default="0", nullable=False),
         sa.Column("role", sa.Text(), nullable=False),
         sa.Column("engine_url", sa.Text(), nullable=True),
         sa.Column("routable", sa.Boolean(), server_default="false", nullable=False),

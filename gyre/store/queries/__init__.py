@@ -15,6 +15,7 @@ from gyre.store.queries.cells import (
     upsert_cell,
 )
 from gyre.store.queries.evaluations import evaluations, finish_evaluation, open_evaluation
+from gyre.store.queries.fence import FencedError, check_epoch, take_cell
 from gyre.store.queries.groups import TaskRef, create_groups, create_rollouts, group_row, step_groups
 from gyre.store.queries.handout import NewSample, add_samples, cut_micro_batches, settle_group
 from gyre.store.queries.ledger import (
@@ -54,6 +55,7 @@ from gyre.store.queries.versions import (
 __all__ = [
     "CellUpdate",
     "CpuUse",
+    "FencedError",
     "LedgerError",
     "MemberReward",
     "MicroBatchRows",
@@ -69,6 +71,7 @@ __all__ = [
     "add_samples",
     "add_weight_version",
     "cells",
+    "check_epoch",
     "claim_micro_batch",
     "close_step",
     "create_groups",
@@ -107,6 +110,7 @@ __all__ = [
     "step_progress",
     "step_row",
     "step_targets",
+    "take_cell",
     "trees",
     "upsert_cell",
     "weight_version",
