@@ -16,7 +16,8 @@ from gyre.scheduling import step_tasks
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
-from gyre.store.queries.counts import backlog_tokens, call_counts
+from gyre.store.queries.cluster import cluster_facts
+from gyre.store.queries.counts import call_counts
 from gyre.store.vocabulary import load_vocabulary
 from gyre.tasks.harbor import Task
 from workflows import messages as m
@@ -32,7 +33,7 @@ class ControlActivities:
         """Every activity, for a worker."""
         return [
             self.open_run, self.mark_run, self.end_run, self.open_step, self.hand_out_group, self.close_step,
-            self.open_evaluation, self.finish_evaluation, self.settle, self.rollout_facts, self.read_backlog,
+            self.open_evaluation, self.finish_evaluation, self.settle, self.rollout_facts, self.read_cluster,
         ]  # fmt: skip
 
     @activity.defn
@@ -156,10 +157,15 @@ class ControlActivities:
         return m.RolloutFacts(counts.complete, counts.sampled)
 
     @activity.defn
-    def read_backlog(self, x: m.BacklogRequest) -> m.Backlog:
-        """Tokens ready to train."""
+    def read_cluster(self, x: m.ClusterRequest) -> m.ClusterFacts:
+        """What the scheduler decides by: the backlog, measured rates, and what the cells hold."""
         with transaction(self._engine) as session:
-            return m.Backlog(backlog_tokens(session, x.run_id))
+            found = cluster_facts(session, x.run_id)
+        cells = [m.CellFacts(c.name, c.serves, c.rollouts, c.context_tokens, c.kv_tokens) for c in found.cells]
+        return m.ClusterFacts(
+            found.backlog_tokens, found.train_tokens_s, found.to_train_s, found.to_rollout_s, found.oldest_age_s,
+            found.context_tokens, cells,
+        )  # fmt: skip
 
 
 def _refs(tasks: Sequence[Task], chosen: Sequence[int]) -> list[q.TaskRef]:

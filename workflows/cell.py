@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -23,7 +24,8 @@ class Cell:
         self._role, self._want, self._reason = start.role, start.want, start.reason
         self._version, self._loaded, self._changes = start.version, start.loaded, start.changes
         self._stopped = False
-        self._phases: dict[str, float] = {}
+        self._phases = dict(start.phases)
+        self._since = start.since or workflow.time()
 
     @workflow.signal
     def set_role(self, role: m.SetRole) -> None:
@@ -57,7 +59,8 @@ class Cell:
                 workflow.continue_as_new(
                     m.CellInput(
                         self._plan, self._name, self._role, self._want, self._reason,
-                        self._version, self._loaded, self._changes,
+                        self._version, self._loaded, self._changes, self._phases,
+                        self._since,
                     )
                 )  # fmt: skip
 
@@ -96,12 +99,12 @@ class Cell:
         await self._reached(switched)
 
     async def _become(self, role: str) -> None:
-        self._role, self._phases = role, {}
+        self._role, self._phases, self._since = role, {}, workflow.time()
         self._changes += 1
         await self._tell()
 
     async def _reached(self, switched: m.CellSwitched) -> None:
-        self._role, self._phases = switched.role, switched.phases
+        self._role, self._phases, self._since = switched.role, switched.phases, workflow.time()
         await self._tell()
 
     async def _tell(self) -> None:
@@ -115,10 +118,11 @@ class Cell:
             workflow.logger.warning("the scheduler is over")
 
     def _show(self) -> None:
+        since = dt.datetime.fromtimestamp(self._since, dt.UTC)
         phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self._phases.items())
         workflow.set_current_details(
-            f"**{self._name}**: {self._role}"
+            f"**{self._name}**: {self._role} since {since:%Y-%m-%d %H:%M:%S} UTC"
             + (f" ({self._reason})" if self._reason else "")
             + f"\n\nserves v{self._loaded}, newest v{self._version} · {self._changes} role changes"
-            + (f"\n\nlast change: {phases}" if phases else "")
+            + (f"\n\nlast change: {phases}; {sum(self._phases.values()):.2f} s in all" if phases else "")
         )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import cast
+from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from gyre.scheduling import CellView, ClusterView, Demand, Phase, make_policy, share_window
+from gyre.scheduling import ClusterView, Demand, make_policy, next_look_s, share_window
 from workflows import attributes as a
 from workflows import messages as m
 from workflows import verbs
+from workflows.cluster import cluster_view, describe
 from workflows.names import cell_workflow
 
 
@@ -28,8 +30,12 @@ class ElasticScheduler:
         self._sources = {o.source: o for o in start.sources}
         self._phases = {c.name: start.roles.get(c.name, "rollout") for c in plan.cells}
         self._told = {c.name: start.told.get(c.name, "rollout") for c in plan.cells}
+        self._reasons = dict(start.reasons)
+        self._facts = start.facts
         self._switches = start.switches
-        self._backlog = 0
+        self._level: int | None = None
+        self._clock: asyncio.Task[None] | None = None
+        self._due = 0.0
         self._changed = True
         self._stopped = False
 
@@ -53,9 +59,8 @@ class ElasticScheduler:
     @workflow.query
     def view(self) -> m.SchedulerView:
         view = self._view()
-        return m.SchedulerView(
-            view.water_level, view.backlog_tokens, {c.name: c.role for c in view.cells}, self._switches
-        )
+        roles: dict[str, str] = {c.name: c.role for c in view.cells}
+        return m.SchedulerView(view.water_level, roles, dict(self._reasons), self._switches, view.tail_s, self._facts)
 
     @workflow.run
     async def run(self, start: m.SchedulerInput) -> None:
@@ -66,16 +71,16 @@ class ElasticScheduler:
                 break
             await self._decide()
             if not self._changed and workflow.info().is_continue_as_new_suggested():
-                sources = list(self._sources.values())
                 workflow.continue_as_new(
-                    m.SchedulerInput(self._plan, sources, self._phases, self._told, self._switches)
-                )
+                    m.SchedulerInput(
+                        self._plan, list(self._sources.values()), self._phases, self._told, self._reasons, self._facts,
+                        self._switches,
+                    )
+                )  # fmt: skip
 
     async def _decide(self) -> None:
-        if any(o.ready_tokens for o in self._sources.values()):
-            self._backlog = (await verbs.read_backlog(m.BacklogRequest(self._plan.run_id))).tokens
-        else:
-            self._backlog = 0
+        if self._sources:
+            self._facts = await verbs.read_cluster(m.ClusterRequest(self._plan.run_id))
         view = self._view()
         for cell, decision in self._policy.decide(view).items():
             if decision.role != self._told[cell]:
@@ -83,10 +88,28 @@ class ElasticScheduler:
                 role = m.SetRole(decision.role, decision.reason)
                 if await _signal(cell_workflow(self._plan.run_id, cell), "set_role", role):
                     self._switches += 1
+                    self._reasons[cell] = decision.reason
                 else:
                     self._told[cell] = before  # the next decision tells it again
         await self._share_window()
+        view = self._view()
+        self._look_again(view)
         self._show(view)
+
+    def _look_again(self, view: ClusterView) -> None:
+        """Have one clock run while a decision depends on time; one that runs goes on unless it is much too slow."""
+        after = next_look_s(view)
+        running = self._clock is not None and not self._clock.done()
+        if after is None or (running and self._due <= workflow.time() + 2 * after):
+            return
+        if self._clock is not None:
+            self._clock.cancel()
+        self._due = workflow.time() + after
+        self._clock = asyncio.create_task(self._wake(after))
+
+    async def _wake(self, after: float) -> None:
+        await workflow.sleep(timedelta(seconds=round(after, 1)), summary="look again: time passes")
+        self._changed = True
 
     async def _share_window(self) -> None:
         demands = [Demand(o.source, o.order, o.queued, o.running) for o in self._sources.values()]
@@ -97,30 +120,13 @@ class ElasticScheduler:
                 await _signal(f"{self._plan.run_id}/{source}", "window", share)
 
     def _view(self) -> ClusterView:
-        sources = self._sources.values()
-        steps = [o for o in sources if o.source.startswith("step-")]
-        return ClusterView(
-            cells=tuple(CellView(c.name, c.central, self._phase(c.name), c.max_running) for c in self._plan.cells),
-            water_level=sum(o.queued + o.running for o in sources),
-            backlog_tokens=self._backlog,
-            open_groups=sum(o.open_groups for o in steps),
-            steps_open=len(steps),
-            steps_closed=sum(o.closed for o in steps),
-        )
-
-    def _phase(self, cell: str) -> Phase:
-        """A cell that was told to change is on its way, even before it says so."""
-        phase, told = self._phases[cell], self._told[cell]
-        return cast(Phase, phase if phase == told else f"to_{told}")
+        return cluster_view(self._plan, self._sources.values(), self._phases, self._told, self._facts)
 
     def _show(self, view: ClusterView) -> None:
-        workflow.upsert_search_attributes([a.WATER_LEVEL.value_set(view.water_level)])
-        cells = "\n".join(f"- {c.name}{' (central)' if c.central else ''}: {c.role}" for c in view.cells)
-        workflow.set_current_details(
-            f"policy **{self._plan.policy}** · water level {view.water_level} · backlog {view.backlog_tokens} tokens"
-            f" · {view.open_groups} groups open · {view.steps_closed} of {view.steps_open} steps closed"
-            f" · {self._switches} role changes asked\n\n{cells}"
-        )
+        if view.water_level != self._level:
+            self._level = view.water_level
+            workflow.upsert_search_attributes([a.WATER_LEVEL.value_set(view.water_level)])
+        workflow.set_current_details(describe(view, self._plan, self._reasons, self._switches, next_look_s(view)))
 
 
 async def _signal(workflow_id: str, name: str, argument: object) -> bool:

@@ -132,13 +132,13 @@ async def rollout_facts(argument: m.RolloutFactsRequest) -> m.RolloutFacts:
     return await _database("rollout_facts", argument, m.RolloutFacts, "what was sampled before the host was lost")
 
 
-async def read_backlog(argument: m.BacklogRequest) -> m.Backlog:
-    """A local activity: one indexed query, many times a step."""
-    found: m.Backlog = await workflow.execute_local_activity(
-        "read_backlog",
+async def read_cluster(argument: m.ClusterRequest) -> m.ClusterFacts:
+    """A local activity: a few indexed queries, many times a step."""
+    found: m.ClusterFacts = await workflow.execute_local_activity(
+        "read_cluster",
         argument,
-        result_type=m.Backlog,
-        start_to_close_timeout=timedelta(seconds=5),
+        result_type=m.ClusterFacts,
+        start_to_close_timeout=timedelta(seconds=10),
         retry_policy=_DATABASE,
     )
     return found

@@ -11,6 +11,7 @@ from gyre.scheduling.colocate import ColocatePolicy
 from gyre.scheduling.elastic import ElasticPolicy
 from gyre.scheduling.fixed import AsyncPolicy
 from gyre.scheduling.order import step_tasks
+from gyre.scheduling.review import next_look_s
 from gyre.scheduling.types import CellView, ClusterView, Decision, Phase, Policy, Rates, Role, expected_tail_s
 from gyre.scheduling.window import Demand, share_window
 
@@ -28,6 +29,7 @@ __all__ = [
     "Role",
     "expected_tail_s",
     "make_policy",
+    "next_look_s",
     "share_window",
     "step_tasks",
 ]

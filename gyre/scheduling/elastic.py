@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gyre.scheduling.types import CellView, ClusterView, Decision
@@ -15,16 +15,18 @@ class ElasticPolicy:
 
     With S the cells that serve, c(S) the rollouts they can hold, w the water level and B the backlog:
 
-    - **Room.** A cell leaves S only if c(S without it) >= (1 + hysteresis) * w, and some cell stays while w > 0. The
+    - **Room.** A cell leaves S only if c(S without it) >= (1 + hysteresis) * w, the caches of S without it hold as
+      much more than the contexts of all live rollouts, and some cell stays while w > 0. The
       central cell leaves first (only it can take the optimizer step), then the cells that hold the fewest rollouts.
     - **Need.** Trainers are wanted for the backlog to be gone when the tail ends, and no more: what is left serves,
       since an emptier cell decodes its stragglers faster. With r the tokens a second of one trainer, R the expected
       tail and s = to_train + to_rollout the price of a change, that is `ceil(B / (r * max(R, s)))`; when a step is
       closed (nobody is left to wait for), as many as there are.
     - **Earning.** A trainer must find at least as much work as its change costs, so never more than `B / (r * s)`.
-    - **Return.** Satellites come back when w exceeds c(S), or when the backlog is gone and the tail is expected to
-      last longer than the price of two changes; the central one only under the first rule and only if it has nothing
-      to do or nobody serves. All come back when no step is open.
+    - **Return.** Satellites come back when w exceeds c(S), when the live contexts exceed the caches of S by the
+      hysteresis (there a little too much costs a prefill, not a place), or when the backlog is gone and the tail is
+      expected to last longer than the price of two changes; the central one only under the first two rules, and only
+      if it has nothing to do or nobody serves. All come back when no step is open.
 
     A cell that left under the first rule comes back only after the level has grown by the hysteresis, so a level
     that wavers moves nothing. Until rates have been measured, one trainer is wanted for every `min_backlog_tokens`.
@@ -39,8 +41,9 @@ class ElasticPolicy:
             return {c.name: Decision("rollout", "nothing to train") for c in view.cells}
         heading_serve = [c for c in view.cells if c.heading == "rollout"]
         capacity = sum(c.max_running for c in heading_serve)
-        if view.water_level > 0 and (not heading_serve or view.water_level > capacity):
-            return decisions | self._come_back(view, capacity, bool(heading_serve))
+        too_long = view.context_tokens > (1 + self.hysteresis) * _kv(heading_serve)
+        if view.water_level > 0 and (not heading_serve or view.water_level > capacity or too_long):
+            return decisions | self._come_back(view, capacity, _kv(heading_serve), capacity > 0)
         return decisions | (self._leave(view) or self._spread(view))
 
     def wanted(self, view: ClusterView) -> int:
@@ -59,14 +62,18 @@ class ElasticPolicy:
             return most
         return min(most, math.ceil(work / max(view.tail_s, price, 1e-9)))
 
-    def _come_back(self, view: ClusterView, capacity: int, served: bool) -> dict[str, Decision]:
+    def _come_back(self, view: ClusterView, capacity: int, kv: float, served: bool) -> dict[str, Decision]:
         back: dict[str, Decision] = {}
         has_work = view.steps_closed > 0 or view.backlog_tokens > 0
         for cell in sorted((c for c in view.cells if c.heading == "train"), key=_leaving_order, reverse=True):
-            if (served and capacity >= view.water_level) or (cell.central and has_work and served):
+            enough = capacity >= view.water_level and (1 + self.hysteresis) * kv >= view.context_tokens
+            if served and (enough or (cell.central and has_work)):
                 continue
-            back[cell.name] = Decision("rollout", f"water level {view.water_level} exceeds capacity {capacity}")
-            capacity, served = capacity + cell.max_running, True
+            why = f"water level {view.water_level} exceeds capacity {capacity}"
+            if capacity >= view.water_level and served:
+                why = f"contexts of {view.context_tokens} tokens exceed caches of {kv:.0f}"
+            back[cell.name] = Decision("rollout", why)
+            capacity, kv, served = capacity + cell.max_running, kv + _kv((cell,)), True
         return back
 
     def _leave(self, view: ClusterView) -> dict[str, Decision]:
@@ -81,7 +88,9 @@ class ElasticPolicy:
                 continue
             serves = cell.role == "rollout"  # one that is still on its way back holds nothing yet
             stays, remaining = servers - serves, capacity - cell.max_running * serves
-            if view.water_level > 0 and (remaining < needed or stays < 1):
+            kv_stays = _kv(c for c in view.cells if c.role == "rollout" and c.name not in leave and c is not cell)
+            holds = remaining >= needed and kv_stays >= view.context_tokens * (1 + self.hysteresis)
+            if view.water_level > 0 and (not holds or stays < 1):
                 break
             why = f"{view.backlog_tokens} tokens to train" + (", step closed" if view.steps_closed else "")
             leave[cell.name] = Decision("train", f"{why}; {remaining} slots hold water level {view.water_level}")
@@ -96,6 +105,11 @@ class ElasticPolicy:
             return {}
         why = f"nothing to train; {view.water_level} rollouts are expected to last {view.tail_s:.0f} s"
         return {c.name: Decision("rollout", why) for c in view.cells if c.heading == "train" and not c.central}
+
+
+def _kv(cells: Iterable[CellView]) -> float:
+    """Tokens of context that the cells' caches hold together."""
+    return sum(math.inf if c.kv_tokens is None else c.kv_tokens for c in cells)
 
 
 def _leaving_order(cell: CellView) -> tuple[bool, int, int, str]:

@@ -13,13 +13,15 @@ Phase = Literal["rollout", "to_train", "train", "to_rollout"]
 @dataclass(frozen=True)
 class CellView:
     """A cell. `max_running` is the number of rollouts that it can serve at once, `live` those that it holds now (0
-    where nobody counts); `role` may be on the way."""
+    where nobody counts), `kv_tokens` the tokens of context that its cache holds (None: as many as may come); `role`
+    may be on the way. A cell that should serve and cannot, since its engine is down, has no room: 0 of both."""
 
     name: str
     central: bool
     role: Phase
     max_running: int
     live: int = 0
+    kv_tokens: int | None = None
 
     @property
     def heading(self) -> Role:
@@ -44,7 +46,8 @@ class ClusterView:
     gradient no trainer holds yet. `open_groups`: groups of training steps that are not handed out. `steps_open`:
     steps whose optimizer step is not done; `steps_closed`: those of them with every group handed out. `rates`: None
     until they have been measured. `tail_s`: seconds that the rollouts of the oldest open step are expected to run on
-    (see `expected_tail_s`); None where nobody knows.
+    (see `expected_tail_s`); None where nobody knows. `context_tokens`: tokens of the contexts of all live rollouts,
+    which the cells that serve should hold in their caches.
     """
 
     cells: tuple[CellView, ...]
@@ -55,6 +58,7 @@ class ClusterView:
     steps_closed: int
     rates: Rates | None = None
     tail_s: float | None = None
+    context_tokens: int = 0
 
     def __post_init__(self) -> None:
         if min(self.water_level, self.backlog_tokens, self.open_groups, self.steps_open, self.steps_closed) < 0:

@@ -96,7 +96,7 @@ async def test_a_group_without_a_valid_reward_is_handed_out_without_samples(
     group = m.HandOut(config.run_id, step.step_id, step.groups[0].group_id)
     handed = await ActivityEnvironment().run(control.hand_out_group, group)
     assert (handed.outcome, handed.tokens, handed.reward) == ("too_few_valid", 0, None)
-    assert control.read_backlog(m.BacklogRequest(config.run_id)).tokens == 0
+    assert control.read_cluster(m.ClusterRequest(config.run_id)).backlog_tokens == 0
     with pytest.raises(ValueError, match="not handed out"):
         control.close_step(m.CloseStep(config.run_id, step.step_id))
 

@@ -58,6 +58,7 @@ class Script:
     reward: Callable[[str], float] = lambda rollout: float(rollout[-1]) % 2
     train_s: float = 0.02  # a micro-batch
     switch_s: float = 0.02
+    facts: Callable[[], m.ClusterFacts] = m.ClusterFacts  # what was measured; the backlog is the script's own
     poll_s: float = 0.02  # how often a live harness is looked at
     heartbeat_s: float = 0.1  # least time between two heartbeats that reach the server
     log: list[tuple[str, str]] = field(default_factory=list)  # (what, whom), in the order in which it happened
@@ -71,6 +72,7 @@ class Script:
     closed: set[int] = field(default_factory=set)
     version: int = 0
     evaluated: list[int] = field(default_factory=list)
+    looks: int = 0  # at the cluster
     under_served: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,8 +142,9 @@ class Script:
         return m.RolloutFacts(0, 0)
 
     @activity.defn
-    async def read_backlog(self, x: m.BacklogRequest) -> m.Backlog:
-        return m.Backlog(100 * sum(self.backlog.values()))
+    async def read_cluster(self, x: m.ClusterRequest) -> m.ClusterFacts:
+        self.looks += 1
+        return replace(self.facts(), backlog_tokens=100 * sum(self.backlog.values()))
 
     # ---- host -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class Script:
                 self.finish_evaluation,
                 self.settle,
                 self.rollout_facts,
-                self.read_backlog,
+                self.read_cluster,
             ]
             await stack.enter_async_context(
                 Worker(

@@ -7,9 +7,8 @@ standard library, so that the sandbox, the activities and the workers can all sh
 from __future__ import annotations
 
 from workflows.messages.cells import (
-    Backlog,
-    BacklogRequest,
     CellChanged,
+    CellFacts,
     CellInput,
     CellServing,
     CellSwitch,
@@ -17,6 +16,8 @@ from workflows.messages.cells import (
     CellTrain,
     CellTrained,
     CellWeights,
+    ClusterFacts,
+    ClusterRequest,
     FinishedStep,
     FinishStep,
     Observation,
@@ -68,9 +69,8 @@ from workflows.messages.steps import (
 )
 
 __all__ = [
-    "Backlog",
-    "BacklogRequest",
     "CellChanged",
+    "CellFacts",
     "CellInput",
     "CellServing",
     "CellSwitch",
@@ -79,6 +79,8 @@ __all__ = [
     "CellTrained",
     "CellWeights",
     "CloseStep",
+    "ClusterFacts",
+    "ClusterRequest",
     "EndRun",
     "EvaluationInput",
     "EvaluationResult",

@@ -23,6 +23,37 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class ClusterRequest:
+    """Argument of local activity `read_cluster`."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class CellFacts:
+    """What was measured of a cell; see `gyre.store.queries.cluster`."""
+
+    name: str
+    serves: bool  # it can take calls now
+    rollouts: int  # live rollouts whose prefixes lie in its cache
+    context_tokens: int  # of those
+    kv_tokens: int | None  # that its cache holds
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Result of `read_cluster`: what was measured of the run. Rates are of one cell; None before the first."""
+
+    backlog_tokens: int = 0  # in micro-batches whose gradient no trainer holds yet
+    train_tokens_s: float | None = None
+    to_train_s: float | None = None
+    to_rollout_s: float | None = None
+    oldest_age_s: float | None = None  # of the oldest live rollout of the oldest open step
+    context_tokens: int = 0  # of all live rollouts
+    cells: list[CellFacts] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class SchedulerInput:
     """Argument of ElasticScheduler; the rest is set by continue-as-new alone."""
 
@@ -30,31 +61,21 @@ class SchedulerInput:
     sources: list[Observation] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)  # phase of each cell, as it last said
     told: dict[str, str] = field(default_factory=dict)  # role that each cell was last told
+    reasons: dict[str, str] = field(default_factory=dict)  # why it was told that
+    facts: ClusterFacts = field(default_factory=ClusterFacts)
     switches: int = 0
 
 
 @dataclass(frozen=True)
 class SchedulerView:
-    """Answer of ElasticScheduler's query `view`."""
+    """Answer of ElasticScheduler's query `view`: what it decides by, and what it decided."""
 
     water_level: int
-    backlog_tokens: int
     roles: dict[str, str]
+    reasons: dict[str, str]
     switches: int
-
-
-@dataclass(frozen=True)
-class BacklogRequest:
-    """Argument of local activity `read_backlog`."""
-
-    run_id: str
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """Tokens in micro-batches whose gradient no trainer holds yet."""
-
-    tokens: int
+    tail_s: float | None  # that the oldest rollouts are expected to run on
+    facts: ClusterFacts
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,8 @@ class CellInput:
     version: int = 0  # newest published version that the cell was told of
     loaded: int = 0  # version that it serves
     changes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)  # seconds, of its last change of role
+    since: float = 0.0  # when it took its role, Unix time
 
 
 @dataclass(frozen=True)
