@@ -66,13 +66,16 @@ class CellActivities:
         return m.CellSwitched("train", version, phases.seconds)
 
     async def _quiet(self, phases: Phases) -> None:
-        """Drain the server and take its memory. A restarting one runs nothing, and gives way when it comes."""
+        """Drain the server, get its KV out, take its memory. A restarting one runs nothing, gives way when it comes."""
         engine = self._site.engine
         if not engine.ready.is_set():
             return
         try:
             with phases("drain"):
                 await engine.drain()
+            if engine.moves_kv:
+                with phases("kv"):
+                    await engine.hand_over()
             with phases("release"):
                 await engine.release()
         except EngineError:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from activities.cell_kv import CellKv
 from activities.cell_process import BackOff, FirstStart
 from activities.cell_store import CellStore
 from gyre.config import CellConfig
@@ -40,6 +41,7 @@ class CellEngine:
         self._store, self._cell = store, cell
         run = store.run
         self.process = process(run.serving, cell, log_path, context=run.policy.context)
+        self._kv = CellKv(run, cell, log_path.parent / "kv")
         self.ready = asyncio.Event()
         self.version: int | None = None
         self.released = False
@@ -91,9 +93,12 @@ class CellEngine:
         """End the server; `keep` must have been cancelled before. Blocks a few seconds at most."""
         self.ready.clear()
         self.process.stop()
+        self._kv.close()
 
     async def _start(self) -> None:
         version, folder, _ = await self._store.newest_version()
+        if isinstance(self.process, EngineProcess):
+            self.process.kv = await asyncio.to_thread(self._kv.decide, folder)
         self.process.start(folder, version)
         await asyncio.to_thread(warm_up)
         await self.process.wait_ready(START_S)
@@ -194,6 +199,21 @@ class CellEngine:
         await client.abort_all()
         if not await client.wait_empty(30.0):
             raise EngineError(f"{client.url}: requests stay after an abort")
+
+    @property
+    def moves_kv(self) -> bool:
+        """Whether keys and values that it computed can be had by other cells."""
+        return self._kv.plan is not None
+
+    async def hand_over(self) -> None:
+        """Wait until all that it computed lies where other cells find it; it must run nothing. Forgets its cache.
+
+        Where that fails, the others compute it anew.
+        """
+        try:
+            await self._running().flush_cache()
+        except EngineError as error:
+            log.warning("engine: keys and values are not all handed over: %s", error)
 
     async def release(self) -> None:
         """Give its memory to the trainer. It must run nothing. Idempotent. (On CPU SGLang frees nothing.)"""

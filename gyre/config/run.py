@@ -290,6 +290,10 @@ class ServingConfig(Section):
     """Arithmetic of the server. float32 keeps |log-prob sampler - trainer| under 1e-3."""
     request_timeout_s: float = Field(60.0, gt=0)
     """Silence of an engine after which the gateway takes the call elsewhere."""
+    kv_migration: Literal["auto", "off"] = "auto"
+    """Whether a call that goes on at another cell finds its prefix's keys and values there. `auto`: prefixes move where
+    that is estimated to take half the time of computing them, and nothing is set up where none of `policy.context`
+    tokens would (docs/architecture.md, "Keys and values on the move"); `off`: they are always computed anew."""
 
 
 class LayoutConfig(Section):

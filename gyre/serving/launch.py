@@ -53,8 +53,8 @@ def sglang_command(
     `policy_path`: Hugging Face folder, weights of policy version `version`. `context`: longest prompt + completion in
     tokens; None: the model's own. A cell without devices is served on CPU, else tensor-parallel over its devices.
     Log-probs that the server returns are those of the softmax at the request's temperature. It takes and gives token
-    ids only: it loads no tokenizer, so stop strings do not work and stop token ids do. `kv`: how keys and values move to
-    and from other cells; None: they do not.
+    ids only: it loads no tokenizer, so stop strings do not work and stop token ids do. `kv`: how keys and values move
+    to and from other cells; None: they do not.
     """
     argv = [
         sys.executable, "-m", "sglang.launch_server",

@@ -1,7 +1,7 @@
 """SGLang on a plain CPU build of torch, unmodified, through its official out-of-tree platform hook.
 
 SGLang finds the two functions here by entry points of our distribution (`sglang.srt.platforms` and
-`sglang.srt.plugins`). Both do nothing where CUDA is available, so one installation serves both kinds of machine.
+`sglang.srt.plugins`). What is for CPU does nothing where CUDA is available: one installation serves both kinds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def activate() -> str | None:
 
 
 def hooks() -> None:
-    """Entry point of `sglang.srt.plugins`: register what the CPU platform needs beside the platform class."""
+    """Entry point of `sglang.srt.plugins`: what the CPU platform needs beside its class, and what our storage does."""
+    from gyre.serving import kv_hooks
+
+    kv_hooks.register()
     if _on_cpu():
         from gyre.serving.cpu_platform.hooks import register
 

@@ -1,0 +1,157 @@
+"""Whether a cell's keys and values outlive their call's move to another cell, and how (docs/architecture.md).
+
+A prefix that one cell computed is written to a folder that all cells of the machine share, and read there by the cell
+that gets the rollout's next call, where reading is estimated to beat computing. Decided when a server starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gyre.config import CellConfig, ServingConfig
+from gyre.serving.kv_cost import PAGE_TOKENS, KvRates, KvShape, least_tokens, prefill_s, transfer_s
+from gyre.serving.kv_pages import PageFolder
+
+log = logging.getLogger(__name__)
+
+MEMORY = Path("/dev/shm")
+"""Where pages lie in memory, if there is room."""
+
+CUDA_FLOPS = 3e14
+"""Multiplications and additions a second that one CUDA device is taken to reach in a prefill. An assumption (bfloat16
+on a Hopper card), not measured: the agent opens no context on a device that is the server's."""
+
+_PROBE_BYTES, _PROBE_PAGES = 16 << 20, 256
+_PROBE_S = 0.03
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """How a server stores and fetches keys and values."""
+
+    folder: Path
+    """Of one run, policy shape and layout: what lies there fits every cell that was given it."""
+    budget: int
+    """Bytes that may lie there."""
+    least_tokens: int
+    """Prefixes below are computed anew."""
+    patience_s_per_1k: float
+    """Seconds a thousand tokens after which a fetch that has not ended is given up: computing them takes no longer."""
+
+    def arguments(self) -> list[str]:
+        """What SGLang is told."""
+        config = {
+            "backend_name": "gyre",
+            "module_path": "gyre.serving.kv_backend",
+            "class_name": "KvStorage",
+            "interface_v1": 1,
+            "prefetch_threshold": self.least_tokens,
+            "prefetch_timeout_base": 0.5,
+            "prefetch_timeout_per_ki_token": self.patience_s_per_1k,
+            "folder": str(self.folder),
+            "budget": self.budget,
+        }
+        return [
+            "--enable-hierarchical-cache",
+            "--page-size", str(PAGE_TOKENS),
+            "--hicache-ratio", "1.0",
+            "--hicache-write-policy", "write_through",
+            "--hicache-storage-prefetch-policy", "timeout",
+            "--hicache-storage-backend", "dynamic",
+            "--hicache-storage-backend-extra-config", json.dumps(config),
+        ]  # fmt: skip
+
+
+def plan_kv(
+    run_id: str, policy_path: Path, context: int | None, serving: ServingConfig, cell: CellConfig, spare: Path
+) -> KvPlan | None:
+    """The plan of `cell`, or None where nothing is to move; one line in the log says why.
+
+    Measures for about a tenth of a second. `spare`: a folder on disk for pages that memory has no room for.
+    `context`: longest prompt + completion, in tokens; None: 2048.
+    """
+    if serving.kv_migration == "off":
+        return None
+    itemsize = torch.finfo(getattr(torch, serving.dtype)).bits // 8
+    shape = KvShape.read(policy_path, itemsize)
+    tokens = context or 2048
+    budget = serving.kv_tokens * shape.bytes_per_token
+    root = MEMORY if _room(MEMORY) >= 2 * budget else spare
+    folder = root / f"gyre-kv-{os.getuid()}" / f"{run_id}-{_fingerprint(policy_path, serving, cell)}"
+    rates = measure(shape, folder.parent, serving, cell)
+    least = least_tokens(shape, rates, tokens)
+    estimate = (
+        f"{tokens} tokens move in {transfer_s(shape, rates, tokens):.2f} s "
+        f"({rates.bytes_per_s / 1e9:.1f} GB/s) and are computed in {prefill_s(shape, rates, tokens):.2f} s"
+    )
+    if least is None:
+        log.info("kv: nothing moves between cells, it would not pay: %s", estimate)
+        return None
+    log.info("kv: prefixes of %d tokens and more move between cells, through %s: %s", least, folder, estimate)
+    patience = max(0.05, prefill_s(shape, rates, tokens) / tokens * 1024)
+    return KvPlan(folder, budget, least, patience)
+
+
+def measure(shape: KvShape, root: Path, serving: ServingConfig, cell: CellConfig) -> KvRates:
+    """What this machine does now: pages through a folder below `root`, and a product of matrices like a layer's."""
+    return KvRates(_bytes_per_s(shape, root), _flops_per_s(serving, cell))
+
+
+def _bytes_per_s(shape: KvShape, root: Path) -> float:
+    probe = PageFolder(root / f"probe-{uuid.uuid4().hex[:8]}", _PROBE_BYTES * 2)
+    try:
+        half = shape.bytes_per_token * PAGE_TOKENS // 2
+        page = [memoryview(bytearray(os.urandom(half))) for _ in range(2)]
+        names = [str(i) for i in range(max(1, min(_PROBE_PAGES, _PROBE_BYTES // (2 * half))))]
+        for name in names:
+            probe.put("0", name, page)
+        into = torch.zeros(2 * half, dtype=torch.uint8)
+        began = time.perf_counter()
+        for name in names:
+            probe.get("0", name, page)
+            into.copy_(torch.frombuffer(page[0].obj, dtype=torch.uint8).repeat(2))  # on to where the server computes
+        return len(names) * 2 * half / (time.perf_counter() - began)
+    finally:
+        shutil.rmtree(probe.folder, ignore_errors=True)
+
+
+def _flops_per_s(serving: ServingConfig, cell: CellConfig) -> float:
+    if cell.devices:
+        return CUDA_FLOPS * len(cell.devices)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(cell.cpus) or 1)
+    try:
+        a, b = (torch.randn(512, 512, dtype=getattr(torch, serving.dtype)) for _ in range(2))
+        torch.mm(a, b)
+        best, began = float("inf"), time.perf_counter()
+        while time.perf_counter() - began < _PROBE_S or best == float("inf"):
+            start = time.perf_counter()
+            torch.mm(a, b)
+            best = min(best, time.perf_counter() - start)
+        return 2 * 512**3 / best
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _room(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _fingerprint(policy_path: Path, serving: ServingConfig, cell: CellConfig) -> str:
+    """Of everything but the weights that decides a page's bytes; the weights are the policy version's affair."""
+    config = json.loads((policy_path / "config.json").read_text(encoding="utf-8"))
+    facts = [config, serving.dtype, len(cell.devices), "page_first", PAGE_TOKENS]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

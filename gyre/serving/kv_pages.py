@@ -1,0 +1,165 @@
+"""Pages of keys and values in a folder that the cells of one machine share: one file a page, by policy version.
+
+A page is written beside its place and renamed into it, so it is whole or absent; its checksum is looked at whenever it
+is read. What one cell wrote outlives that cell. The folder is best in memory (`/dev/shm`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import shutil
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+Blocks = Sequence[memoryview]
+"""The bytes of one page, in as many pieces as the server keeps them in."""
+
+_HEADER = struct.Struct("<8sIQ")  # magic, CRC-32 of the page's bytes, their number
+_MAGIC = b"gyre-kv1"
+_SWEEP_PAGES = 64
+"""Pages that one writer adds between two looks at the folder's size."""
+
+
+class PageFolder:
+    """`folder` holds `v<version>/<key>`, at most about `budget` bytes: the pages longest unused go first.
+
+    Every method may be called from several threads and several processes.
+    """
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        self.folder, self.budget = folder, budget
+        self.counts: Counter[str] = Counter()
+        """Pages by what became of them: stored, found, missing, corrupt, failed, dropped."""
+        self._serial = itertools.count()
+        self._added = 0
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def has(self, version: str, key: str) -> bool:
+        """Whether the page was stored; only reading says whether it is whole."""
+        return self._path(version, key).exists()
+
+    def put(self, version: str, key: str, blocks: Blocks) -> bool:
+        """Store a page, unless it is there. False where the disk will not have it (logged, counted)."""
+        path = self._path(version, key)
+        if path.exists():
+            return True
+        crc, size = 0, 0
+        for block in blocks:
+            crc, size = zlib.crc32(block, crc), size + len(block)
+        beside = path.with_name(f".{os.getpid()}-{next(self._serial)}")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with open(beside, "xb", buffering=0) as file:
+                written = os.writev(file.fileno(), [_HEADER.pack(_MAGIC, crc, size), *blocks])
+                if written != _HEADER.size + size:
+                    raise OSError(f"{written} of {_HEADER.size + size} bytes written")
+            beside.replace(path)
+        except OSError as error:
+            self.counts["failed"] += 1
+            log.warning("kv: page not stored in %s: %s", path.parent, error)
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            return False
+        self.counts["stored"] += 1
+        self._added += 1
+        if self._added % _SWEEP_PAGES == 0:
+            self._sweep(_HEADER.size + size)
+        return True
+
+    def get(self, version: str, key: str, blocks: Blocks) -> bool:
+        """Read a page into `blocks`. False: it is not there, or not whole (logged, counted); `blocks` is then garbage.
+
+        `blocks` have the sizes of those that were put.
+        """
+        path = self._path(version, key)
+        header = bytearray(_HEADER.size)
+        size = sum(len(b) for b in blocks)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                read = os.readv(file.fileno(), [header, *blocks])
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            self.counts["missing" if gone else "failed"] += 1
+            if not gone:
+                log.warning("kv: %s cannot be read, its tokens are computed anew: %s", path, error)
+            return False
+        crc = 0
+        for block in blocks:
+            crc = zlib.crc32(block, crc)
+        if read != _HEADER.size + size or _HEADER.unpack(header) != (_MAGIC, crc, size):
+            self.counts["corrupt"] += 1
+            log.warning("kv: %s is damaged and removed, its tokens are computed anew", path)
+            path.unlink(missing_ok=True)
+            return False
+        self.counts["found"] += 1
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)  # used now
+        return True
+
+    def keep_from(self, version: int) -> None:
+        """Remove the pages of policy versions before `version`."""
+        for folder in self._versions():
+            if int(folder.name[1:]) < version:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove all pages."""
+        for folder in self._versions():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _path(self, version: str, key: str) -> Path:
+        return self.folder / f"v{version}" / key
+
+    def _versions(self) -> list[Path]:
+        return [f for f in self.folder.glob("v*") if f.name[1:].isdigit()]
+
+    def _sweep(self, page: int) -> None:
+        found: list[tuple[float, str]] = []
+        for folder in self._versions():
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((entry.stat().st_mtime, entry.path))
+        room = self.budget // page
+        if len(found) <= room:
+            return
+        for _, path in sorted(found)[: len(found) - int(room * 0.9)]:
+            self.counts["dropped"] += 1
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+class FolderUse:
+    """Holds a shared folder while its processes live. Who comes first finds it empty, who leaves last removes it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = os.open(folder.with_name(folder.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        if self._alone():
+            shutil.rmtree(folder, ignore_errors=True)  # of processes that were killed
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go; idempotent."""
+        if self._lock >= 0:
+            if self._alone():
+                shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _alone(self) -> bool:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
