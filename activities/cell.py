@@ -14,13 +14,13 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.beat import beating
+from activities.beat import beating, is_cancelled_for_good
 from activities.cell_site import CellSite, Phases
-from activities.cell_work import POLL_S, REQUEUE_S, Work, prepare, push_held
+from activities.cell_work import MAX_REFUSALS, POLL_S, REQUEUE_S, Work, prepare, push_held, site_is_mine
 from gyre.serving.client import EngineError
 from gyre.store import queries as q
 from gyre.store.queries.cells import Role
-from gyre.training.protocol import TrainerError, TrainerUnavailable
+from gyre.training.protocol import FENCED, REFUSALS, TrainerError, TrainerUnavailable
 from workflows import messages as m
 
 log = logging.getLogger("gyre.cell")
@@ -33,6 +33,9 @@ class CellActivities:
 
     def __init__(self, site: CellSite) -> None:
         self._site = site
+        self._training: tuple[Work, asyncio.Task[None]] | None = None
+        """What trains now. It is the cell's, not an attempt's: Temporal may take an attempt for lost that is only out
+        of touch, and the next one then joins the work that goes on."""
 
     def all(self) -> Sequence[Callable[..., Any]]:
         """What the agent's worker registers."""
@@ -105,6 +108,7 @@ class CellActivities:
             change = await self._open_change("rollout", x.reason)
             phases = Phases()
             await site.set_role("to_rollout")
+            await self._stop_training()  # an attempt that Temporal gave up may have left it running
             with phases("push"):
                 await site.trainer.ready.wait()
                 await self._push()
@@ -117,14 +121,22 @@ class CellActivities:
         return m.CellSwitched("rollout", version, phases.seconds)
 
     async def _push(self) -> None:
-        """Hand everything to central; wait for a central that is being restarted."""
+        """Hand everything to central; wait for a central that is being restarted, and try a failed transfer again."""
+        refusals = 0
         while True:
             try:
                 await push_held(self._site)
                 return
             except TrainerUnavailable as error:
                 log.warning("the push waits for a trainer: %s", error)
-                await asyncio.sleep(0.5)
+            except TrainerError as error:
+                refusals += 1
+                if error.kind == FENCED:
+                    await site_is_mine(self._site)
+                elif error.kind not in REFUSALS or refusals > MAX_REFUSALS:
+                    raise
+                log.warning("the push is tried again: %s", error.message)
+            await asyncio.sleep(0.5)
 
     async def _open_change(self, to_role: str, reason: str) -> int:
         site, from_role = self._site, {"train": "rollout", "rollout": "train"}[to_role]
@@ -161,25 +173,46 @@ class CellActivities:
 
     @activity.defn
     async def cell_train(self, x: m.CellTrain) -> m.CellTrained:
-        """Compute micro-batches until cancelled; the one in hand is finished first, and its result is returned."""
+        """Compute micro-batches until cancelled; the one in hand is finished first, and its result is returned.
+
+        An attempt that Temporal has given up (the agent was out of touch with it for too long) leaves the work running,
+        so that a gradient which the batch waits for is still pushed; the next attempt joins it.
+        """
         self._check(x.run_id, x.cell)
-        work = Work(self._site)
         earlier = activity.info().heartbeat_details
-        if len(earlier) == 2:
-            work.micro_batches, work.tokens = earlier
-        async with _beating(lambda: (work.micro_batches, work.tokens)):
+        counted = tuple(earlier) if len(earlier) == 2 else (0, 0)
+        async with _beating(lambda: counted):
             if self._site.role != "train":  # this agent is a new one: it began by serving
                 await self._to_train("training goes on after a restart of the agent")
-            running = asyncio.create_task(work.run())
-            try:
-                await asyncio.shield(running)
-            except asyncio.CancelledError:
-                if activity.is_worker_shutdown():  # the trainer ends too; Temporal tries again with the next agent
-                    running.cancel()
-                    raise
-                work.stop.set()
-                await running
+            work, running = self._join_training(*counted)
+            while not running.done():
+                counted = (work.micro_batches, work.tokens)
+                try:
+                    await asyncio.wait({running}, timeout=BEAT_S)
+                except asyncio.CancelledError:
+                    if activity.is_worker_shutdown():  # the trainer ends too; Temporal tries again with the next agent
+                        running.cancel()
+                        raise
+                    if not await is_cancelled_for_good():
+                        log.warning("Temporal has given up this attempt to train; the work goes on")
+                        raise
+                    await self._stop_training()
+            running.result()  # raises what ended it
         return m.CellTrained(work.micro_batches, work.tokens)
+
+    def _join_training(self, micro_batches: int, tokens: int) -> tuple[Work, asyncio.Task[None]]:
+        """The work that runs, or new work that counts on from what an earlier attempt had done."""
+        if self._training is None or self._training[1].done():
+            work = Work(self._site, micro_batches, tokens)
+            self._training = work, asyncio.create_task(work.run())
+        return self._training
+
+    async def _stop_training(self) -> None:
+        """Have the work end after the micro-batch in hand, and wait for it."""
+        if self._training is not None:
+            work, running = self._training
+            work.stop.set()
+            await asyncio.wait({running})
 
     # ---- the end of a step ----------------------------------------------------------------------------------------
 
@@ -209,7 +242,7 @@ class CellActivities:
         while True:
             await site.trainer.ready.wait()
             mine = site.trainer.incarnation
-            progress = await site.store.do(lambda s: q.step_progress(s, step_id))
+            progress = await site.store.look(lambda s: q.step_progress(s, step_id))
             if progress.state == "done":
                 return
             if progress.state == "closed" and mine is not None and progress.complete_at(mine):

@@ -20,6 +20,7 @@ from gyre.config import CellConfig, RunConfig
 from gyre.serving.launch import EngineProcess
 from gyre.serving.process import usable_cores
 from gyre.store import queries as q
+from gyre.store.queries import FencedError
 from gyre.store.queries.cells import Role
 from gyre.training.client import TrainerClient
 
@@ -49,25 +50,39 @@ class CellSite:
     ) -> None:  # fmt: skip
         self.config = _on_this_machine(run, cell)
         self.run, self.name, self.central = run, cell, self.config.central
-        self.store = CellStore(engine, run)
+        self.store = CellStore(engine, run, cell)
         self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log", programs.engine)
         self.trainer = CellTrainer(self.config, sockets, logs / f"trainer-{cell}.log", env, programs.trainer)
-        self.central_trainer = TrainerClient(trainer_socket(sockets, run.central.name))
+        self._sockets = sockets
         self.role: Role = "rollout"
         """A cell begins by serving; its Cell workflow says what comes then."""
         self.switching = asyncio.Lock()
         """Held by whoever changes the role or the served weights."""
         self._reporting = asyncio.Lock()
 
-    async def keep(self) -> None:
-        """Keep both processes and the row until cancelled; then end them, and say so in the row."""
-        await self.store.do(
-            lambda s: q.create_run(s, self.run.run_id, self.run.model_dump(mode="json"), self.run.run_id)
-        )  # the trainer's first act is a row that belongs to the run
+    async def take(self) -> None:
+        """Become the cell's agent, and say so in its row."""
+        epoch = await self.store.take(central=self.central, max_running=self.run.serving.max_running)
+        self.trainer.take(epoch)
         self.role = "rollout"
         await self.report()
+        log.info("cell %s: taken, epoch %d", self.name, epoch)
+
+    async def central_trainer(self) -> TrainerClient:
+        """Where central's trainer listens now."""
+        central = self.run.central.name
+        epoch = await self.store.look(lambda s: q.cell_epoch(s, self.run.run_id, central))
+        return TrainerClient(trainer_socket(self._sockets, central, epoch))
+
+    async def keep(self) -> None:
+        """Keep both processes and the row until cancelled; then end them, and say so in the row.
+
+        Raises FencedError, in a group, when another agent has taken the cell.
+        """
+        await self.take()
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.store.until_fenced())
                 tasks.create_task(self.trainer.keep(self.report))
                 tasks.create_task(self.engine.keep(self.engine_changed))
                 tasks.create_task(self._beat())
@@ -76,7 +91,8 @@ class CellSite:
             await asyncio.gather(asyncio.to_thread(self.engine.stop), asyncio.to_thread(self.trainer.stop))
             self.trainer.incarnation = None
             self.role = "down"
-            await self.report()
+            with contextlib.suppress(FencedError):  # then the row is another's
+                await self.report()
 
     async def engine_changed(self) -> None:
         """The engine came or went. One that comes while the cell trains gives its memory to the trainer."""
@@ -94,21 +110,16 @@ class CellSite:
         async with self._reporting:  # an older state must not overtake a newer one
             engine = self.engine
             serves = self.role == "rollout" and engine.ready.is_set() and not engine.released
-            await self.store.do(
-                lambda s: q.upsert_cell(
-                    s,
-                    self.run.run_id,
-                    self.name,
-                    central=self.central,
-                    role=self.role,
-                    engine_url=engine.url,
-                    routable=serves,
-                    serving_version=engine.version if engine.ready.is_set() else None,
-                    max_running=self.run.serving.max_running,
-                    kv_tokens=self.run.serving.kv_tokens,
-                    engine_incarnation=engine.incarnation,
-                    trainer_incarnation=self.trainer.incarnation,
-                )
+            await self.store.report(
+                central=self.central,
+                role=self.role,
+                engine_url=engine.url,
+                routable=serves,
+                serving_version=engine.version if engine.ready.is_set() else None,
+                max_running=self.run.serving.max_running,
+                kv_tokens=self.run.serving.kv_tokens,
+                engine_incarnation=engine.incarnation,
+                trainer_incarnation=self.trainer.incarnation,
             )
 
     async def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""What a cell's agent reads and writes in Postgres."""
+"""What a cell's agent reads and writes in Postgres; what it writes, it writes as the cell's agent or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar, Unpack
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
@@ -18,6 +18,7 @@ from gyre.config import RunConfig
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.models import WeightVersion
+from gyre.store.queries import FencedError
 
 log = logging.getLogger("gyre.cell")
 
@@ -39,14 +40,63 @@ class OpenStep:
 
 
 class CellStore:
-    """Short transactions of one run, on threads, so that the agent's event loop never waits for a disk."""
+    """Short transactions of one cell, on threads, so that the agent's event loop never waits for a disk.
 
-    def __init__(self, engine: Engine, run: RunConfig) -> None:
-        self._engine, self.run = engine, run
+    Whatever they do may run again: a lost connection is tried anew for OUTAGE_S seconds.
+    """
+
+    def __init__(self, engine: Engine, run: RunConfig, cell: str) -> None:
+        self._engine, self.run, self._cell = engine, run, cell
         self.run_id = run.run_id
+        self.epoch = 0
+        """The epoch in which this agent has the cell; 0: it has not taken it."""
+        self._fenced: FencedError | None = None
+        self._knows = asyncio.Event()
+
+    async def take(self, *, central: bool, max_running: int) -> int:
+        """Become the cell's agent: from now on nobody else can commit for it. The epoch."""
+
+        def take(s: Session) -> int:
+            q.create_run(s, self.run_id, self.run.model_dump(mode="json"), self.run_id)
+            return q.take_cell(s, self.run_id, self._cell, central=central, max_running=max_running)
+
+        self.epoch = await self.look(take)
+        return self.epoch
 
     async def do(self, work: Callable[[Session], T]) -> T:
-        """`work` in one transaction. It may run again: a lost connection is tried anew for OUTAGE_S seconds."""
+        """`work` in one transaction. Raises FencedError, and nothing is changed, where another agent has the cell."""
+
+        def fenced(s: Session) -> T:
+            q.check_epoch(s, self.run_id, self._cell, self.epoch)
+            return work(s)
+
+        return await self._fence(fenced)
+
+    async def report(self, **values: Unpack[q.CellUpdate]) -> None:
+        """Write into the cell's row. Raises as `do`."""
+
+        def fenced(s: Session) -> None:
+            q.check_epoch(s, self.run_id, self._cell, self.epoch, exclusive=True)
+            q.upsert_cell(s, self.run_id, self._cell, **values)
+
+        await self._fence(fenced)
+
+    async def _fence(self, work: Callable[[Session], T]) -> T:
+        try:
+            return await self.look(work)
+        except FencedError as error:
+            self._fenced = error
+            self._knows.set()
+            raise
+
+    async def until_fenced(self) -> NoReturn:
+        """Wait until this agent has learned that another one has the cell. Raises FencedError."""
+        await self._knows.wait()
+        assert self._fenced is not None
+        raise self._fenced
+
+    async def look(self, work: Callable[[Session], T]) -> T:
+        """`work`, which only reads, in one transaction."""
         deadline = time.monotonic() + OUTAGE_S
         pause = 0.1
         while True:
@@ -65,7 +115,7 @@ class CellStore:
 
     async def newest_version(self) -> tuple[int, Path, WeightVersion | None]:
         """The newest durable version, its folder, and its row; before the first row, version 0: the policy itself."""
-        row = await self.do(lambda s: q.newest_version(s, self.run_id))
+        row = await self.look(lambda s: q.newest_version(s, self.run_id))
         if row is None:
             return 0, self.run.policy.path, None
         return row.version, Path(row.checkpoint), row
@@ -79,7 +129,7 @@ class CellStore:
                 return None
             return OpenStep(step_id, q.step_row(s, step_id).index, q.step_progress(s, step_id))
 
-        return await self.do(find)
+        return await self.look(find)
 
     async def requeue_lost(self, step_id: int, mine: str | None) -> None:
         """Queue again what dead trainers claimed or held; `mine` lives, whatever its row says."""

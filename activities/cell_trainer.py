@@ -29,9 +29,10 @@ SILENT_S = 60.0
 """A trainer that answers no question within so long is ended and started anew (after twice that, if it hangs)."""
 
 
-def trainer_socket(sockets: Path, cell: str) -> Path:
-    """Where the trainer of `cell` listens."""
-    return sockets / f"trainer-{cell}.sock"
+def trainer_socket(sockets: Path, cell: str, epoch: int) -> Path:
+    """Where the trainer of `cell` listens that its agent of that epoch keeps: an agent that was replaced never reaches
+    its successor's trainer, nor takes its place."""
+    return sockets / f"trainer-{cell}-{epoch}.sock"
 
 
 class CellTrainer:
@@ -41,7 +42,8 @@ class CellTrainer:
         self, cell: CellConfig, sockets: Path, log_path: Path, env: Mapping[str, str], module: str = TRAINER_MODULE
     ) -> None:
         self._cell, self._log_path, self._env, self._module = cell, log_path, dict(env), module
-        self.client = TrainerClient(trainer_socket(sockets, cell.name))
+        self._sockets, self._epoch = sockets, 0
+        self.client = TrainerClient(trainer_socket(sockets, cell.name, 0))
         self.ready = asyncio.Event()
         self.incarnation: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,6 +52,16 @@ class CellTrainer:
     def pid(self) -> int | None:
         """Process id of the living trainer, or None."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def take(self, epoch: int) -> None:
+        """The agent has taken its cell: the trainers that it starts commit in this epoch. What is left of the sockets
+        of agents before is removed."""
+        self._epoch = epoch
+        self.client = TrainerClient(trainer_socket(self._sockets, self._cell.name, epoch))
+        for past in self._sockets.glob(f"trainer-{self._cell.name}-*.sock"):
+            number = past.stem.removeprefix(f"trainer-{self._cell.name}-")
+            if number.isdigit() and int(number) < epoch:
+                past.unlink(missing_ok=True)
 
     async def keep(self, changed: Callable[[], Awaitable[None]]) -> None:
         """Start the trainer, and again whenever it dies; `changed` is called when it comes and when it goes.
@@ -111,7 +123,10 @@ class CellTrainer:
     def _start(self) -> subprocess.Popen[bytes]:
         self.client.socket.unlink(missing_ok=True)  # of a trainer that was killed
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, "-m", self._module, "--cell", self._cell.name, "--socket", str(self.client.socket)]
+        argv = [
+            sys.executable, "-m", self._module, "--cell", self._cell.name, "--socket", str(self.client.socket),
+            "--epoch", str(self._epoch),
+        ]  # fmt: skip
         with self._log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,

@@ -12,7 +12,7 @@ from functools import partial
 from activities.cell_site import CellSite
 from activities.cell_store import OpenStep
 from gyre.store import queries as q
-from gyre.training.protocol import REFUSALS, TrainerError, TrainerUnavailable
+from gyre.training.protocol import FENCED, REFUSALS, TrainerError, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
@@ -39,7 +39,10 @@ class Work:
     _idle_s: float = 0.0
 
     async def run(self) -> None:
-        """Work until `stop` is set. A trainer that dies is waited for; what it held is queued again."""
+        """Work until `stop` is set. A trainer that dies is waited for; what it held is queued again.
+
+        Raises FencedError when another agent has taken the cell.
+        """
         while not self.stop.is_set():
             try:
                 busy = await self._once()
@@ -51,7 +54,9 @@ class Work:
                 # LedgerError: what the trainer held beyond the ledger is void, and queued again. CommandError: the
                 # step ended between our look and the command. Either is over at the next look, or is an error.
                 self._refusals += 1
-                if error.kind not in REFUSALS or self._refusals > MAX_REFUSALS:
+                if error.kind == FENCED:  # this cell was taken, which the store raises, or central was
+                    await site_is_mine(self.site)
+                elif error.kind not in REFUSALS or self._refusals > MAX_REFUSALS:
                     raise
                 log.warning("the trainer refused: %s", error.message)
                 busy = False
@@ -76,6 +81,7 @@ class Work:
             # for with its push out the trainer refuses micro-batches.
             return await push_held(site)
         claim = partial(q.claim_micro_batch, step_id=step.id, cell=site.name, incarnation=incarnation)
+        # The fence is in the claim: an agent that was replaced takes nothing from its successor.
         taken = await site.store.do(claim) if step.progress.queued or step.progress.claimed else None
         if taken is not None:
             metrics = await site.trainer.client.micro_batch(taken)
@@ -90,6 +96,11 @@ class Work:
         return False
 
 
+async def site_is_mine(site: CellSite) -> None:
+    """Raises FencedError where another agent has taken the cell."""
+    await site.store.do(lambda _: None)
+
+
 async def prepare(site: CellSite, step: OpenStep) -> bool:
     """Have the trainer accumulate for `step` under the version that it trains. False: that version is not there yet."""
     status = await site.trainer.status()
@@ -98,7 +109,7 @@ async def prepare(site: CellSite, step: OpenStep) -> bool:
     if site.central and status.version is not None and status.version > step.index:
         return False  # the optimizer step came after our look at the run
     if status.version != step.index:
-        if await site.store.do(lambda s: q.weight_version(s, site.run.run_id, step.index)) is None:
+        if await site.store.look(lambda s: q.weight_version(s, site.run.run_id, step.index)) is None:
             return False
         if status.held and not site.central:
             await push_held(site)
@@ -124,7 +135,8 @@ async def push_held(site: CellSite) -> bool:
     if ticket is None:
         return False
     try:
-        await site.central_trainer.absorb(status.step_id, ticket, status.incarnation)
+        central = await site.central_trainer()
+        await central.absorb(status.step_id, ticket, status.incarnation)
     except TrainerError as error:
         # CommandError: central is done with the step, which it cannot be before it has this gradient, from this push
         # or from another trainer. Whether this one may be forgotten is for the ledger to say: `reset` asks it.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from gyre.config import CellConfig
 from gyre.serving.process import child_setup
+from gyre.store.queries import FencedError
 from gyre.training.hf_config import UnsupportedModelError, check_layout, read_shape
 from gyre.training.protocol import RENDEZVOUS
 from gyre.training.service import Commands, TrainerService
@@ -43,6 +44,7 @@ def main(make_trainer: MakeTrainer | None = None) -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--cell", required=True, help="name of the cell in the run file")
     arguments.add_argument("--socket", required=True, type=Path, help="unix socket to listen at")
+    arguments.add_argument("--epoch", default=0, type=int, help="of the agent that has taken the cell")
     parsed = arguments.parse_args()
     settings = settings_or_exit()
     cell = next((c for c in settings.run.cells if c.name == parsed.cell), None)
@@ -61,7 +63,9 @@ def main(make_trainer: MakeTrainer | None = None) -> None:
     _pin(cell, rank)
     if rank > 0:
         _follow(settings, cell)
-    service = TrainerService(parsed.socket, incarnation, lambda: _replica(settings, cell, incarnation, make_trainer))
+    service = TrainerService(
+        parsed.socket, incarnation, lambda: _replica(settings, cell, parsed.epoch, incarnation, make_trainer)
+    )
     asyncio.run(_serve(service))
 
 
@@ -119,7 +123,7 @@ def _threads(cell: CellConfig) -> int:
 
 
 def _replica(
-    settings: WorkerSettings, cell: CellConfig, incarnation: str, make_trainer: MakeTrainer | None
+    settings: WorkerSettings, cell: CellConfig, epoch: int, incarnation: str, make_trainer: MakeTrainer | None
 ) -> Commands:
     started = time.perf_counter()
     # Imported here, on the work thread: torch and Megatron take seconds, and the socket answers meanwhile.
@@ -131,7 +135,7 @@ def _replica(
     torch.set_num_threads(_threads(cell))
     imported = time.perf_counter()
     replica = Replica(
-        ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation),
+        ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation, epoch),
         make_engine(settings.database_url, pool_size=1),
         None if make_trainer is None else make_trainer(settings, cell),
     )
@@ -156,6 +160,9 @@ async def _serve(service: TrainerService) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os._exit, 0)
     try:
         await service.serve()
+    except FencedError as error:
+        log.error("the trainer ends: %s", error)
+        os._exit(1)
     except Exception:
         log.exception("the trainer cannot start")
         os._exit(1)

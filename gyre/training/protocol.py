@@ -18,6 +18,9 @@ from typing import Any, Self
 REFUSALS = ("LedgerError", "CommandError")
 """Kinds of error that are answers to a caller who looked too early or too late, not faults of the trainer."""
 
+FENCED = "FencedError"
+"""Kind of error of a trainer whose cell another agent has taken; it ends after this answer."""
+
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes."""
 

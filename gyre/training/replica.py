@@ -8,14 +8,16 @@ Every command may be sent again after a lost answer, and a process that dies los
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 from torch import Tensor
 
 from gyre.config import RunConfig
@@ -49,6 +51,8 @@ class ReplicaSettings:
     central: bool
     checkpoints: Path
     incarnation: str
+    epoch: int = 0
+    """In which its agent has the cell; 0: it has no agent, and works only while the cell has none."""
 
 
 class Replica:
@@ -96,8 +100,8 @@ class Replica:
         """Central: load the newest version (version 0 is the policy itself) and publish it under a new ticket."""
         if not self.settings.central:
             return
-        checkpoint.clean(self.settings.checkpoints)
-        with transaction(self.engine) as session:
+        with self._commit() as session:
+            checkpoint.clean(self.settings.checkpoints)
             newest = queries.newest_version(session, self.run_id)
             if newest is None:
                 queries.add_weight_version(session, self.run_id, 0, str(self.settings.run.policy.path))
@@ -149,7 +153,7 @@ class Replica:
             for name, tensor in self._weights[1].items():
                 tensor.copy_(weights[name])
         ticket = self._weights[0].publish(version).to_json()
-        with transaction(self.engine) as session:
+        with self._commit() as session:
             queries.set_ticket(session, self.run_id, version, ticket)
         return {"ticket": ticket}
 
@@ -176,7 +180,7 @@ class Replica:
         else:
             metrics = self._compute(micro_batch_id)
             self.held[micro_batch_id] = metrics
-        with transaction(self.engine) as session:
+        with self._commit() as session:
             mine = queries.hold_micro_batch(session, micro_batch_id, self.settings.incarnation, metrics.to_json())
         if not mine:
             self._void()
@@ -220,7 +224,10 @@ class Replica:
             else:
                 self._gradients[1].copy_(gradient)
             ticket = self._gradients[0].publish(step_id)
-            self._pushed = {"transfer": ticket.to_json(), "micro_batches": sorted(self.held)}
+            self._pushed = {
+                "transfer": ticket.to_json(), "micro_batches": sorted(self.held),
+                "cell": self.settings.cell, "epoch": self.settings.epoch,
+            }  # fmt: skip
         return {"ticket": self._pushed}
 
     def absorb(self, step_id: int, ticket: dict[str, Any], from_incarnation: str) -> dict[str, Any]:
@@ -237,18 +244,22 @@ class Replica:
                 "the ledger; it was thrown away, and what the ledger gave central is queued again"
             )
         self.begin(step_id)
-        puller = open_puller(Ticket.from_json(ticket["transfer"]))
         try:
-            found, tensors = puller.pull()
-        finally:
-            puller.close()
+            puller = open_puller(Ticket.from_json(ticket["transfer"]))
+            try:
+                found, tensors = puller.pull()
+            finally:
+                puller.close()
+        except TransferError as error:  # nothing was added; what the ledger says of the sender did not change either
+            raise CommandError(f"{from_incarnation}'s push cannot be pulled, send it again: {error}") from error
         if found != step_id:
             raise LedgerError(f"{from_incarnation} publishes a gradient of step row {found}, not {step_id}")
         gradient = self.trainer.checked_gradient(tensors["grad"])
-        with transaction(self.engine) as session:
+        with self._commit() as session:
             rows = [queries.micro_batch_row(session, i) for i in pushed]
             # An earlier attempt may have committed without learning of it: then all are here, and not yet added.
             if not all(r.holder == self.settings.incarnation and r.state == "held" for r in rows):
+                self._check_sender(session, ticket)
                 queries.move_held(session, step_id, from_incarnation, self.settings.incarnation, pushed)
         self.trainer.absorb(gradient)
         self.held.update(dict.fromkeys(pushed))
@@ -286,7 +297,7 @@ class Replica:
         result = self._taken[1]
         folder = self.trainer.save(self.settings.checkpoints, self.run_id, step_id)
         try:
-            with transaction(self.engine) as session:
+            with self._commit() as session:
                 parts = queries.held_metrics(session, step_id, self.settings.incarnation)
                 by = divisor(self.settings.run.objective, step.n_valid, targets)
                 metrics = _step_metrics(parts, step.n_valid, by, result)
@@ -324,6 +335,20 @@ class Replica:
 
     # ---- the accumulator and the ledger ---------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _commit(self) -> Iterator[Session]:
+        """A transaction that changes something. Raises FencedError, and nothing is changed, if the cell was taken."""
+        with transaction(self.engine) as session:
+            queries.check_epoch(session, self.run_id, self.settings.cell, self.settings.epoch)
+            yield session
+
+    def _check_sender(self, session: Session, ticket: Mapping[str, Any]) -> None:
+        """The push comes from the agent that has its cell now. Raises LedgerError."""
+        try:
+            queries.check_epoch(session, self.run_id, ticket["cell"], ticket["epoch"])
+        except queries.FencedError as error:
+            raise LedgerError(f"the push of cell {ticket['cell']!r} is void: {error}") from error
+
     def _check_ledger(self, step_id: int) -> None:
         with transaction(self.engine) as session:
             ledger = queries.held_metrics(session, step_id, self.settings.incarnation)
@@ -349,7 +374,7 @@ class Replica:
         self.step_id = None
 
     def _void(self) -> None:
-        """Throw the accumulator away and queue its micro-batches again."""
+        """Throw the accumulator away and queue its micro-batches again: a trainer that was replaced may do so, too."""
         if self.step_id is not None:
             with transaction(self.engine) as session:
                 queries.requeue_holder(session, self.step_id, self.settings.incarnation)

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from gyre.training.protocol import LINE_LIMIT, REFUSALS, TrainerStatus, short_address
+from gyre.store.queries import FencedError
+from gyre.training.protocol import FENCED, LINE_LIMIT, REFUSALS, TrainerStatus, short_address
 
 log = logging.getLogger("gyre.trainer")
 
@@ -54,9 +55,11 @@ class TrainerService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self._busy: str | None = "start"
         self._pending = 0
+        self._fenced = asyncio.Event()
+        self._why = ""
 
     async def serve(self) -> None:
-        """Serve until cancelled. Raises what `start` raised."""
+        """Serve until cancelled. Raises what `start` raised; FencedError, once the cell is another agent's."""
         self.socket.parent.mkdir(parents=True, exist_ok=True)
         # A socket that a killed process left is taken over; the agent runs one trainer a cell.
         self.socket.unlink(missing_ok=True)
@@ -64,7 +67,8 @@ class TrainerService:
             server = await asyncio.start_unix_server(self._connection, address, limit=LINE_LIMIT)
         async with server:
             await self._on_thread("start", self._begin)
-            await server.serve_forever()
+            await self._fenced.wait()
+        raise FencedError(self._why)
 
     def _begin(self) -> None:
         self._commands = self._start()
@@ -88,6 +92,8 @@ class TrainerService:
             while line := await reader.readline():
                 writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
                 await writer.drain()
+                if self._why:  # only now: whoever asked is told
+                    self._fenced.set()
         writer.close()
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
@@ -103,7 +109,9 @@ class TrainerService:
             result = await self._on_thread(command, lambda: self._run(command, arguments))
         except Exception as error:  # every failure of a command belongs to whoever sent it
             kind = type(error).__name__
-            if kind in REFUSALS:
+            if isinstance(error, FencedError):
+                self._why = str(error)
+            if kind in (*REFUSALS, FENCED):
                 log.warning("%s %s refused: %s", command, arguments, error)
             else:
                 log.exception("%s %s failed", command, arguments)

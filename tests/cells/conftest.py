@@ -65,6 +65,7 @@ async def bench(
     with transaction(db) as session:
         q.create_run(session, run.run_id, run.model_dump(mode="json"), run.run_id)
     bench = Bench(run, db, database_of_module, data)
+    await bench.central.take()
     central = asyncio.create_task(bench.central.trainer.keep(bench.central.report))
     satellite = asyncio.create_task(bench.satellite.keep())
     try:

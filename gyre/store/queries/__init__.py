@@ -15,7 +15,7 @@ from gyre.store.queries.cells import (
     upsert_cell,
 )
 from gyre.store.queries.evaluations import evaluations, finish_evaluation, open_evaluation
-from gyre.store.queries.fence import FencedError, check_epoch, take_cell
+from gyre.store.queries.fence import FencedError, cell_epoch, check_epoch, take_cell
 from gyre.store.queries.groups import TaskRef, create_groups, create_rollouts, group_row, step_groups
 from gyre.store.queries.handout import NewSample, add_samples, cut_micro_batches, settle_group
 from gyre.store.queries.ledger import (
@@ -70,6 +70,7 @@ __all__ = [
     "add_cpu_samples",
     "add_samples",
     "add_weight_version",
+    "cell_epoch",
     "cells",
     "check_epoch",
     "claim_micro_batch",

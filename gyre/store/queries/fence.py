@@ -7,7 +7,7 @@ cut off by the network, left over by another stack) can claim, push, step, publi
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -38,15 +38,24 @@ def take_cell(session: Session, run_id: str, name: str, *, central: bool, max_ru
     ).one()
 
 
-def check_epoch(session: Session, run_id: str, name: str, epoch: int) -> None:
+def cell_epoch(session: Session, run_id: str, name: str) -> int:
+    """Of the agent that took the cell last; 0: none ever did."""
+    return session.scalars(_epoch(run_id, name)).first() or 0
+
+
+def check_epoch(session: Session, run_id: str, name: str, epoch: int, *, exclusive: bool = False) -> None:
     """Let this transaction commit only if the cell is still at `epoch`; 0: no agent has ever taken it.
 
-    Until the transaction ends nobody can take the cell. Raises FencedError.
+    Until the transaction ends nobody can take the cell. `exclusive`: this transaction writes the cell's row itself.
+    Raises FencedError.
     """
-    query = select(Cell.epoch).where(Cell.name == name, Cell.run_id == run_id)
-    found = session.scalars(query.with_for_update(read=True)).first() or 0
+    found = session.scalars(_epoch(run_id, name).with_for_update(read=not exclusive)).first() or 0
     if found != epoch:
         raise FencedError(
             f"cell {name!r} of run {run_id!r} was taken by another agent (epoch {found}); this one, of epoch {epoch}, "
             "may change nothing more and ends"
         )
+
+
+def _epoch(run_id: str, name: str) -> Select[int]:
+    return select(Cell.epoch).where(Cell.name == name, Cell.run_id == run_id)
