@@ -14,13 +14,14 @@ SMOLLM2_STAMP := .venvs/smollm2/.stamp
 NODE_STAMP := .venvs/node/.stamp
 RUN ?= examples/quickstart/run.toml
 
-.PHONY: help setup harnesses train test lint bench down clean system-libraries
+.PHONY: help setup harnesses train test lint bench bench-elastic down clean system-libraries
 
 help:
 	@echo "make train   set up, then train the quickstart policy (RUN=file.toml for another run)"
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make setup   environments .venv and .venvs/mini"
 	@echo "make harnesses   Claude Code, Qwen Code and Codex into .venvs/node (1.4 GB; needs npm)"
+	@echo "make bench-elastic   elastic, colocate and async on the same work (BENCH=options; all of it takes hours)"
 	@echo "make lint | bench | down | clean"
 
 setup: $(STAMP) $(MINI_STAMP)
@@ -93,6 +94,10 @@ $(SMOLLM2_STAMP): requirements/bench.txt
 
 bench: setup $(PEER_STAMP) $(SMOLLM2_STAMP)
 	$(BIN)/python -m benchmarks
+
+# BENCH="paced --rounds 1 --steps 2" for less of it.
+bench-elastic: setup
+	$(BIN)/python -m benchmarks.elastic $(BENCH)
 
 down:
 	@$(BIN)/gyre down

@@ -37,7 +37,7 @@ def paced_run(work: PacedWork, way: Way, data: Path, seed: int = 0) -> RunConfig
             },
             "sampling": {"max_tokens": SLACK - 100},
             "trainer": {"micro_batch_tokens": max(64, round(work.cost.micro_batch_tokens))},
-            "serving": {"max_running": slots, "kv_tokens": CONTEXT * slots},
+            "serving": {"max_running": slots, "kv_tokens": CONTEXT * slots, "kv_migration": "off"},
             "cells": [{"name": f"c{i}", "central": i == 0} for i in range(work.cells)],
             "stack": {"transfer": "socket"},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +67,6 @@ def live_run(run: RunConfig, data: Path, agent: str | None, limit_s: float) -> S
     return stack
 
 
-def end(data: Path, *, keep: bool) -> None:
-    """Stop the stack in `data`, and delete the folder unless it is kept."""
-    stop_supervisor(data, Console(quiet=True))
-    if not keep:
-        shutil.rmtree(data)
+def end(data: Path) -> None:
+    """Stop the stack in `data`."""
+    stop_supervisor(data, Console(quiet=True), limit_s=120.0)

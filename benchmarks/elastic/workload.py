@@ -12,6 +12,7 @@ and prints. Which rollout it is, the tool knows from its folder; what it does, f
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import numpy as np
 from benchmarks.elastic.answers import Answers
 from benchmarks.elastic.costs import compressed
 from gyre.scheduling import step_tasks
-from gyre.simulation.model import CostModel, StepWork
+from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
 from gyre.simulation.presets import PRESETS
 
 FILLER = " the quick fox" * 1200
@@ -125,7 +126,7 @@ def make_work(
 
 def _turns(tokens: float, tool_s: float, length: float, longest: int) -> list[Turn]:
     """Turns of a rollout that samples about `tokens` and is `length` long in the end."""
-    n = int(np.clip(round(np.sqrt(tokens / 8)), 2, 12))
+    n = int(np.clip(round(np.sqrt(tokens / 16)), 2, 12))
     each = max(12, round(tokens / n))
     if each * n > longest * 0.8:
         each = int(longest * 0.8 / n)
@@ -162,3 +163,28 @@ def write_tasks(work: PacedWork, folder: Path, seed: int) -> None:
 def filler_chars_a_token(answers: Answers) -> float:
     """What CHARS_A_TOKEN is for a policy's tokenizer."""
     return len(FILLER) / len(answers.encode(FILLER))
+
+
+def scenario_of(work: PacedWork) -> Scenario:
+    """What the simulator is told of the work before anything was measured."""
+
+    def array(steps: list[list[list[Turn]]], of: Callable[[list[Turn]], float]) -> Floats:
+        return np.asarray([[of(rollout) for rollout in group] for group in steps])
+
+    def length(turns: list[Turn]) -> float:
+        return BASE_TOKENS + sum(t.tokens + BORDER_TOKENS + t.pad / CHARS_A_TOKEN for t in turns)
+
+    steps = [
+        StepWork(
+            tool_s=array(step, lambda turns: sum(t.tool_s for t in turns)),
+            tokens=array(step, lambda turns: sum(t.tokens for t in turns)),
+            context=array(step, lambda turns: length(turns) / 2),
+            trained=array(step, length),
+        )
+        for step in work.steps
+    ]
+    return Scenario(f"{work.preset}, planned", work.cells, work.cost, steps, work.time_limit_s)
+
+
+BASE_TOKENS, BORDER_TOKENS = 170, 22
+"""Of a conversation's beginning, and between an answer and the next one, beside what the tool prints."""
