@@ -115,10 +115,12 @@ class Launcher:
         await self._note(group, await verbs.settle(settle))
 
     async def _end(self, rollout: str) -> None:
-        """Cancel one that runs. What was scored a moment before keeps its reward, and is a member like any other."""
+        """End one that runs. What was scored a moment before keeps its reward, and is a member like any other."""
         await workflow.wait_condition(lambda: rollout in self._begun)
         try:
-            await workflow.get_external_workflow_handle(rollout).cancel(reason=SURPLUS)
+            child = workflow.get_external_workflow_handle(rollout)
+            await child.signal("surplus")  # before it, for a cancellation cannot say why
+            await child.cancel()
         except ApplicationError:
             workflow.logger.info("%s is over already", rollout)
 

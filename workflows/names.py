@@ -9,7 +9,7 @@ ROLLOUTS_QUEUE = "gyre-rollouts"
 """Any rollout host: `prepare`, which binds a rollout to the host that took it."""
 
 SURPLUS = "surplus"
-"""Reason with which a rollout is cancelled whose group is complete without it; its outcome and its `exclude_reason`."""
+"""Outcome and `exclude_reason` of a rollout that was ended because its group was complete without it."""
 
 
 def host_queue(host: str) -> str:

@@ -19,17 +19,28 @@ HARNESS_ATTEMPTS = 3
 
 @workflow.defn
 class Rollout:
-    """Prepare, run the harness, score; whatever happens, the rollout's row is settled exactly once."""
+    """Prepare, run the harness, score; whatever happens, the rollout's row is settled exactly once.
+
+    Signal `surplus`: its group is complete without it, and it will be cancelled for that.
+    """
+
+    @workflow.init
+    def __init__(self, rollout: m.RolloutInput) -> None:
+        self._rollout = rollout
+        self._surplus = False
+
+    @workflow.signal
+    def surplus(self) -> None:
+        self._surplus = True
 
     @workflow.run
     async def run(self, rollout: m.RolloutInput) -> m.RolloutResult:
-        self._rollout = rollout
         try:
             result = await self._settled()
         except BaseException as error:
             if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
                 raise
-            if workflow.cancellation_reason() == SURPLUS:
+            if self._surplus:
                 await self._exclude(SURPLUS, SURPLUS)
                 self._details("ended: its group is complete without it")
             else:

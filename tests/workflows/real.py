@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
@@ -53,6 +54,7 @@ class RealRun:
     def __init__(
         self, engine: Engine, database: str, address: str, folder: Path, command: str, *, group_size: int = 4,
         time_limit_s: float = 30, name: str = "real", heldout: bool = False, rows: bool = True,
+        rollouts: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.folder, self.control = engine, folder, folder / "control"
         self.control.mkdir(parents=True)
@@ -62,7 +64,9 @@ class RealRun:
                 "name": name, "steps": 1, "policy": {"path": str(folder)},
                 "tasks": {"train": str(folder / "tasks"), "heldout": str(folder / "tasks") if heldout else None},
                 "harness": {"name": "command", "command": ["sh", "-c", f"echo {{api_key}} > token.txt; {command}"]},
-                "rollouts": {"groups_per_step": 1, "group_size": group_size, "time_limit_s": time_limit_s},
+                "rollouts": {
+                    "groups_per_step": 1, "group_size": group_size, "time_limit_s": time_limit_s, **(rollouts or {}),
+                },
                 "cells": [{"name": "c0", "central": True}],
             }
         )  # fmt: skip
@@ -82,7 +86,7 @@ class RealRun:
             task = q.TaskRef("one", str(self.folder / "tasks" / "one"), "test")
             [self.group_id] = q.create_groups(session, [task], step_id=self.step_id)
             self.rollouts = q.create_rollouts(
-                session, self.group_id, self.config.rollouts.group_size, temperature=1.0, harness="command"
+                session, self.group_id, self.config.rollouts.launched, temperature=1.0, harness="command"
             )
 
     @property

@@ -7,76 +7,15 @@ import os
 from pathlib import Path
 
 from sqlalchemy import Engine, select, text
-from temporalio import activity
 from temporalio.client import Client
-from temporalio.worker import Worker
 
-from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.models import Evaluation, Group, Rollout, Run, Step
+from tests.workflows.ledger_cell import LedgerCell
 from tests.workflows.real import RealRun
 from tests.workflows.server import TemporalServer
 from workflows import messages as m
-from workflows.names import CONTROL_QUEUE, cell_queue
-
-TRAINER = "trainer-1"
-
-
-class LedgerCell:
-    """A cell that computes nothing and books everything."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    @activity.defn
-    async def cell_to_train(self, x: m.CellSwitch) -> m.CellSwitched:
-        return m.CellSwitched("train", 0)
-
-    @activity.defn
-    async def cell_to_rollout(self, x: m.CellSwitch) -> m.CellSwitched:
-        return m.CellSwitched("rollout", 1)
-
-    @activity.defn
-    async def cell_load_weights(self, x: m.CellWeights) -> m.CellServing:
-        return m.CellServing(x.version)
-
-    @activity.defn
-    async def cell_train(self, x: m.CellTrain) -> m.CellTrained:
-        done = 0
-        try:
-            while True:
-                activity.heartbeat()
-                with transaction(self.engine) as session:
-                    step = q.oldest_unfinished_step(session, x.run_id)
-                    claimed = q.claim_micro_batch(session, step, x.cell, TRAINER) if step is not None else None
-                    if claimed is not None:
-                        q.hold_micro_batch(session, claimed, TRAINER, {})
-                        done += 1
-                await asyncio.sleep(0.05)
-        except asyncio.CancelledError:
-            return m.CellTrained(done, 0)
-
-    @activity.defn
-    async def finish_step(self, x: m.FinishStep) -> m.FinishedStep:
-        while True:
-            activity.heartbeat()
-            with transaction(self.engine) as session:
-                progress = q.step_progress(session, x.step_id)
-                if progress.state == "closed" and progress.complete_at(TRAINER):
-                    version = q.step_row(session, x.step_id).index + 1
-                    q.finish_step(session, x.step_id, version, {}, "/nowhere", holder=TRAINER)
-                    return m.FinishedStep(version)
-            await asyncio.sleep(0.05)
-
-    def worker(self, client: Client, run_id: str) -> Worker:
-        activities = [
-            self.cell_to_train,
-            self.cell_to_rollout,
-            self.cell_load_weights,
-            self.cell_train,
-            self.finish_step,
-        ]
-        return Worker(client, task_queue=cell_queue(run_id, "c0"), activities=activities)
+from workflows.names import CONTROL_QUEUE
 
 
 async def test_a_run_from_task_folders_to_the_new_version(

@@ -1,0 +1,169 @@
+"""Groups that are handed out before their last member is settled, and members that a group does without."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, select, text
+from temporalio import activity
+from temporalio.client import Client
+
+from gyre.harness import process
+from gyre.store.db import transaction
+from gyre.store.models import Group, Rollout, Step
+from tests.workflows.ledger_cell import LedgerCell
+from tests.workflows.real import RealRun
+from tests.workflows.script import Script, plan
+from tests.workflows.server import TemporalServer
+from tests.workflows.test_training_run import start, until
+from workflows import messages as m
+from workflows.names import CONTROL_QUEUE
+from workflows.run import TrainingRun
+
+
+class Groups(Script):
+    """Keeps what each hand-out saw: the rewards that were there, and whether all of the group were settled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.saw: list[tuple[int, int, bool]] = []
+        self.of: dict[int, list[str]] = {}
+        self.first_fails = False
+
+    def _groups(self, scope: str, base: int) -> list[m.GroupRef]:
+        size = self.plan.group_size + self.plan.over_submit
+        groups = [
+            m.GroupRef(
+                base * 100 + g, g, f"task-{g}", "", [f"{self.plan.run_id}/{scope}/{g:02d}/{i:02d}" for i in range(size)]
+            )
+            for g in range(self.plan.groups_per_step)
+        ]
+        self.of |= {g.group_id: g.rollouts for g in groups}
+        return groups
+
+    @activity.defn
+    async def hand_out_group(self, x: m.HandOut) -> m.HandedOut:
+        settled = [r for r in self.of[x.group_id] if r in self.settled]
+        valid = sum(self.settled[r] == "" for r in settled)
+        closed = len(settled) == len(self.of[x.group_id])
+        self.saw.append((x.group_id, valid, closed))
+        if self.first_fails and len(self.saw) == 1:
+            raise RuntimeError("the commit's answer was lost")
+        self.backlog[x.step_id] += 1
+        return m.HandedOut("trained", valid, valid, valid, 100 * valid, 50, 0.5, closed)
+
+
+def ids(plan: m.RunPlan, group: int, members: int) -> list[str]:
+    return [f"{plan.run_id}/s0/{group:02d}/{i:02d}" for i in range(members)]
+
+
+async def test_a_quorum_trains_and_the_rest_follows(client: Client) -> None:
+    chosen = plan(steps=1, groups_per_step=1, group_size=4, quorum=2, min_backlog_tokens=100)
+    slow = ids(chosen, 0, 4)[2:]
+    stay = True
+    script = Groups(chosen, lambda r: 60.0 if r in slow and stay else 0.0)
+    async with script.workers(client):
+        handle = await start(client, script)
+        await until(lambda: sum(script.trained.get(0, {}).values()) > 0)
+        assert script.live == set(slow) and script.saw[-1][1:] == (2, False) and 0 not in script.closed
+        await client.get_workflow_handle(slow[0]).cancel()  # excluded: no reward, so nothing to hand out
+        await until(lambda: slow[0] in script.settled)
+        assert (await handle.execute_update(TrainingRun.pause)).state == "paused"
+        await client.get_workflow_handle(slow[1]).cancel()
+        assert (await handle.execute_update(TrainingRun.resume)).state == "running"
+        assert (await asyncio.wait_for(handle.result(), 60)).state == "done"
+    assert script.saw[-1][1:] == (2, True)
+    assert [s for s in script.saw if s[2]] == [script.saw[-1]]  # it is closed once, when all are settled
+
+
+async def test_stragglers_are_handed_out_as_they_settle(client: Client) -> None:
+    chosen = plan(steps=1, groups_per_step=2, group_size=3, quorum=2)
+    script = Groups(chosen, lambda r: {"00/02": 1.2, "01/01": 0.6, "01/02": 1.8}.get(r[-5:], 0.0))
+    async with script.workers(client):
+        assert (await script.run(client)).state == "done"
+    for group in (0, 1):
+        seen = [(valid, closed) for g, valid, closed in script.saw if g == group]
+        assert seen == sorted(seen) and seen[0][0] >= 2 and seen[-1] == (3, True)
+        assert len(seen) == len(set(seen)) <= 2  # none without something new
+
+
+async def test_a_hand_out_that_fails_is_done_again(client: Client) -> None:
+    chosen = plan(steps=1, groups_per_step=1, group_size=3, quorum=2)
+    script = Groups(chosen, lambda r: 0.5 if r.endswith("2") else 0.0)
+    script.first_fails = True
+    async with script.workers(client):
+        assert (await script.run(client)).state == "done"
+    assert script.saw[-1] == (0, 3, True)
+
+
+@pytest.mark.parametrize("window", [8, 2])
+async def test_surplus_members_are_ended(client: Client, window: int) -> None:
+    """With a window of two, the last one is never launched."""
+    chosen = plan(steps=1, groups_per_step=1, group_size=2, over_submit=2, quorum=2, max_concurrent=window)
+    slow = ids(chosen, 0, 4)[2:]
+    script = Groups(chosen, lambda r: 60.0 if r in slow else 0.5)
+    async with script.workers(client):
+        assert (await script.run(client)).state == "done"
+    assert script.settled == {r: "surplus" if r in slow else "" for r in ids(chosen, 0, 4)}
+    begun = set(script.happened("prepare"))
+    assert set(script.happened("killed")) == begun & set(slow)
+    assert slow[1] not in begun if window == 2 else begun == set(script.settled)
+    assert script.saw[-1] == (0, 2, True)
+
+
+async def test_a_real_group_of_four_with_one_to_spare(
+    client: Client, engine: Engine, database: str, temporal: TemporalServer, tmp_path: Path
+) -> None:
+    """Five are launched of four; two make the quorum, two follow, the fifth is ended: its harness, too."""
+    waits = f'until [ -f "{tmp_path}/go.{{api_key}}" ]; do sleep 0.05; done'
+    run = RealRun(
+        engine, database, temporal.address, tmp_path, waits, name=f"q{os.urandom(4).hex()}", rows=False,
+        rollouts={"quorum": 2, "over_submit": 1},
+    )  # fmt: skip
+    rewards = (0.0, 1.0, 1.0, 1.0)
+
+    def rollouts() -> list[Rollout]:
+        with transaction(engine) as s:
+            return list(s.scalars(select(Rollout).where(Rollout.run_id == run.run_id).order_by(Rollout.member)))
+
+    def handed() -> list[int]:
+        return [r.member for r in rollouts() if r.handed_out_at is not None]
+
+    async with run.workers(client), LedgerCell(engine).worker(client, run.run_id):
+        handle = await client.start_workflow(
+            "TrainingRun", m.TrainingRunInput(m.plan_of(run.config)), id=run.run_id, task_queue=CONTROL_QUEUE,
+            result_type=m.RunResult,
+        )  # fmt: skip
+        await until(lambda: len([r for r in rollouts() if r.state == "running"]) == 5, 60)
+        members = rollouts()
+        run.calls(*[r.id for r in members])
+        for member, reward in zip(members, rewards, strict=False):
+            run.evaluator(member.id, fails=0, reward=reward)
+        for i in range(4):
+            (tmp_path / f"go.{members[i].token}").touch()
+            if i:
+                await until(lambda i=i: handed() == list(range(i + 1)), 60)  # type: ignore[misc]
+        result = await asyncio.wait_for(handle.result(), 90)
+    assert result.state == "done"
+    *four, surplus = rollouts()
+    assert (surplus.state, surplus.outcome, surplus.exclude_reason) == ("settled", "surplus", "surplus")
+    assert surplus.reward is None and surplus.advantage is None
+    folder = run.settings.data / "rollouts" / surplus.id
+    assert not isinstance(process.status(folder), process.Running)
+    means = [0.5, 0.5, 2 / 3, 0.75]
+    assert [r.baseline for r in four] == pytest.approx(means)
+    stds = [(p * (1 - p)) ** 0.5 for p in means]
+    expected = [(r - p) / (d + 1e-6) for r, p, d in zip(rewards, means, stds, strict=True)]
+    assert [r.advantage for r in four] == pytest.approx(expected)
+    with transaction(engine) as s:
+        step = s.scalars(select(Step).where(Step.run_id == run.run_id)).one()
+        assert (step.state, step.n_valid) == ("done", 4)
+        group = s.scalars(select(Group).where(Group.step_id == step.id)).one()
+        assert (group.outcome, group.baseline) == ("trained", 0.75)
+        fates = s.execute(text("SELECT fate, sum(tokens) FROM token_accounting WHERE step IS NOT NULL GROUP BY 1"))
+        assert dict(fates.all()) == {"trained": 8, "surplus": 2}
+        shown = s.execute(text("SELECT excluded, surplus, valid FROM step_summary")).one()
+        assert tuple(shown) == (0, 1, 4)
