@@ -16,13 +16,18 @@ def cluster_view(
     told: Mapping[str, str],
     facts: m.ClusterFacts,
 ) -> ClusterView:
-    """What the policy decides by. `phases` and `told`: the role of each cell, as it says and as it was told."""
+    """What the policy decides by. `phases` and `told`: the role of each cell, as it says and as it was told.
+
+    The water level is the lower one of what steps reported, which is up to a second old and counts who is being scored,
+    and of what was counted, which may hold rollouts of a step that is over.
+    """
     measured = {c.name: c for c in facts.cells}
     steps = [o for o in sources if o.source.startswith("step-")]
     age = facts.oldest_age_s
+    reported = sum(o.queued + o.running for o in sources)
     return ClusterView(
         cells=tuple(_cell(c, phase_of(phases[c.name], told[c.name]), measured.get(c.name)) for c in plan.cells),
-        water_level=sum(o.queued + o.running for o in sources),
+        water_level=min(reported, reported if facts.live_rollouts is None else facts.live_rollouts),
         backlog_tokens=facts.backlog_tokens,
         open_groups=sum(o.open_groups for o in steps),
         steps_open=len(steps),

@@ -12,6 +12,7 @@ from gyre.cli.doctor import doctor
 from gyre.cli.errors import CliError
 from gyre.cli.exchange import export, import_
 from gyre.cli.prune import prune
+from gyre.cli.report import report
 from gyre.cli.rollouts import rollouts
 from gyre.cli.simulate import simulate_command
 from gyre.cli.sql import sql
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (train, up, down, status, rollouts, tree, sql, prune, doctor):
+for command in (train, up, down, status, rollouts, tree, sql, report, prune, doctor):
     app.command()(command)
 app.command("export")(export)
 app.command("import")(import_)

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from gyre.store import report
+from gyre.store.close_up import CloseUp, close_up, telling_step
 from gyre.store.db import transaction
 from gyre.store.queries.rows import MissingRow
 from gyre.store.queries.runs import run_row
@@ -59,6 +60,8 @@ class ReportData:
     steps: list[report.StepFacts]
     evaluations: list[report.EvaluationFacts]
     roles: list[report.RoleSpan]
+    close_up: CloseUp | None
+    """The step that shows best how cells move; None before the first that is finished."""
     times: list[report.StepTime]
     windows: list[Window]
     fates: list[report.TokenFate]
@@ -80,8 +83,8 @@ class ReportData:
         return sum(s for w in steps for c, s in w.cpu.items() if c in ORCHESTRATION) / total if total else None
 
 
-def read_report(engine: Engine, run_id: str) -> ReportData:
-    """Read the run's report. Raises ReportError where the run does not exist."""
+def read_report(engine: Engine, run_id: str, step: int | None = None) -> ReportData:
+    """Read the run's report; `step` (from 0) is shown close up. Raises ReportError where either does not exist."""
     with transaction(engine) as s:
         try:
             run = run_row(s, run_id)
@@ -97,12 +100,21 @@ def read_report(engine: Engine, run_id: str) -> ReportData:
             steps=report.steps(s, run_id),
             evaluations=report.evaluation_results(s, run_id),
             roles=report.role_spans(s, run_id),
+            close_up=_close_up(s, run_id, step),
             times=report.step_times(s, run_id),
             windows=_windows(s, run_id),
             fates=report.token_fates(s, run_id),
             outcomes=[(row.name, row.n) for row in s.execute(text(_OUTCOMES), {"run": run_id})],
             forks=report.fork_reasons(s, run_id),
         )
+
+
+def _close_up(session: Session, run_id: str, step: int | None) -> CloseUp | None:
+    chosen = telling_step(session, run_id) if step is None else step
+    found = None if chosen is None else close_up(session, run_id, chosen)
+    if found is None and step is not None:
+        raise ReportError(f"step {step + 1} of run {run_id!r} is not there, or not finished yet")
+    return found
 
 
 def _windows(session: Session, run_id: str) -> list[Window]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from gyre.report import svg
-from gyre.report.data import LIFE, ORCHESTRATION, ReportData, read_report
+from gyre.report import svg, timeline
+from gyre.report.data import LIFE, ORCHESTRATION, ReportData, ReportError, read_report
 from gyre.store.wall_time import IDLE
 
 PART_COLOURS = {
@@ -37,23 +37,18 @@ MEANING = {
     "role switch": "a cell changes its role",
     IDLE: "none of these: everybody waits for Temporal, Postgres or a worker",
 }
-ROLE_COLOURS = {
-    "rollout": "#2f6db5",
-    "train": "#b5559b",
-    "to_train": "#d9622b",
-    "to_rollout": "#e8a07a",
-    "down": "#c0392b",
-    "to_down": "#c0392b",
-}
 CPU_COLOURS = ("#b5559b", "#2f6db5", "#2a9d74", "#d8a62a", "#73b3e0", "#d9622b", "#7a3b78", "#b9bec6", "#4a4f57")
+
+_DRAWINGS = """svg text { font: 11.5px system-ui, sans-serif; fill: currentColor; }
+svg .grid { stroke: currentColor; opacity: .15; }
+svg .mark { stroke: currentColor; opacity: .3; stroke-dasharray: 2 3; }"""
 
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 2.5rem auto; padding: 0 1.2rem; }
 h1 { margin-bottom: 0; } h2 { margin: 2.4rem 0 .4rem; } p.what { opacity: .75; margin: .2rem 0 .8rem; }
-svg { max-width: 100%; height: auto; } svg text { font: 11.5px system-ui, sans-serif; fill: currentColor; }
-svg .grid { stroke: currentColor; opacity: .15; }
-svg .mark { stroke: currentColor; opacity: .3; stroke-dasharray: 2 3; }
+svg { max-width: 100%; height: auto; }
+{drawings}
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
 th, td { text-align: right; padding: .18rem .6rem; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
@@ -61,15 +56,33 @@ th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 .big div b { display: block; font-size: 1.7rem; line-height: 1.2; } .big div { opacity: .95; }
 ul.legend { list-style: none; padding: 0; margin: .5rem 0; columns: 2; font-size: 13px; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .5em; }
-"""
+""".replace("{drawings}", _DRAWINGS)
 
 
-def write_report(engine: Engine, run_id: str, path: Path) -> Path:
-    """Write the report of a run to `path` and return it. Raises ReportError where the run does not exist."""
-    page = render(read_report(engine, run_id))
+def write_report(engine: Engine, run_id: str, path: Path, step: int | None = None) -> Path:
+    """Write the report of a run to `path` and return it; `step` (from 0) is shown close up, else the most telling one.
+
+    Raises ReportError where the run or the step does not exist.
+    """
+    return _write(path, render(read_report(engine, run_id, step)))
+
+
+def write_close_up(engine: Engine, run_id: str, path: Path, step: int | None = None) -> str:
+    """Write the drawing of a step's cells alone, as SVG, and return what it shows in words.
+
+    Raises ReportError where the run or the step does not exist, or none is finished.
+    """
+    data = read_report(engine, run_id, step)
+    if data.close_up is None:
+        raise ReportError(f"no step of run {run_id!r} is finished yet")
+    _write(path, svg.alone(timeline.one_step(data.close_up, data.roles), _DRAWINGS))
+    return timeline.in_words(data.close_up, data.roles)
+
+
+def _write(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(page, encoding="utf-8")
+    partial.write_text(content, encoding="utf-8")
     os.replace(partial, path)
     return path
 
@@ -144,28 +157,14 @@ def _curve(d: ReportData) -> str:
 
 
 def _cells(d: ReportData) -> str:
-    rows = []
-    for cell in dict.fromkeys(span.cell for span in d.roles):
-        bars = []
-        for span in (x for x in d.roles if x.cell == cell):
-            begin, end = ((t - d.began).total_seconds() for t in (span.started_at, span.ended_at))
-            phases = ", ".join(f"{name} {s:.2f} s" for name, s in span.phases.items())
-            title = f"{span.role}, {end - begin:.1f} s" + "".join(f"; {x}" for x in (span.reason, phases) if x)
-            bars.append(svg.Bar(begin, end, ROLE_COLOURS.get(span.role, "#888"), title))
-        rows.append((cell, bars))
-    marks = [((s.started_at - d.began).total_seconds(), str(s.step + 1)) for s in d.steps]
-    key = svg.legend(
-        [
-            ("rollout", ROLE_COLOURS["rollout"], "serves model calls"),
-            ("train", ROLE_COLOURS["train"], "takes micro-batches"),
-            ("to train", ROLE_COLOURS["to_train"], "on the way: drains, wakes the trainer"),
-            ("to rollout", ROLE_COLOURS["to_rollout"], "on the way back: pushes, loads weights"),
-        ]
-    )
     what = (
         "The role of each cell over the run; dashed lines are the beginnings of steps. Point at a bar for its reason."
     )
-    return _section("Cells", what, svg.timeline(rows, d.seconds, marks) + key)
+    drawn = timeline.whole_run(d.roles, d.steps, d.began, d.seconds) + timeline.key()
+    if d.close_up is not None:
+        drawn += f'<p class="what">{escape(timeline.in_words(d.close_up, d.roles))}</p>'
+        drawn += timeline.one_step(d.close_up, d.roles) + timeline.key_of_close_up()
+    return _section("Cells", what, drawn)
 
 
 def _wall(d: ReportData) -> str:

@@ -46,7 +46,7 @@ def line_chart(series: Sequence[Series], x_label: str, height: int = 240) -> str
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{tick:.2f}</text>')
-    for x in (t for t in _ticks(low, high) if t == int(t)):  # there is no half a step
+    for x in (t for t in ticks(low, high) if t == int(t)):  # there is no half a step
         parts.append(f'<text x="{px(x):.1f}" y="{height - 8}" text-anchor="middle">{x:g}</text>')
     parts.append(f'<text x="{_LEFT - 8}" y="{height - 8}" text-anchor="end">{escape(x_label)}</text>')
     for s in series:
@@ -55,7 +55,7 @@ def line_chart(series: Sequence[Series], x_label: str, height: int = 240) -> str
         for x, y in s.points if s.dots else ():
             title = f"<title>{escape(s.name)}: {y:.3f} at {x:g}</title>"
             parts.append(f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5" fill="{s.colour}">{title}</circle>')
-    return _svg(height, parts)
+    return picture(height, parts)
 
 
 def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], end: float, marks: Sequence[tuple[float, str]] = ()) -> str:
@@ -80,9 +80,9 @@ def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], end: float, marks: Seque
                 f'<rect x="{left + bar.begin * scale:.1f}" y="{y + 4}" width="{width:.1f}" height="{row_height - 8}"'
                 f' fill="{bar.colour}"><title>{escape(bar.title)}</title></rect>'
             )
-    for x in _ticks(0.0, end or 1.0):
+    for x in ticks(0.0, end or 1.0):
         parts.append(f'<text x="{left + x * scale:.1f}" y="{height - 8}" text-anchor="middle">{x:g} s</text>')
-    return _svg(height, parts)
+    return picture(height, parts)
 
 
 def stacks(rows: Sequence[tuple[str, Sequence[Bar]]], unit: str = "s") -> str:
@@ -102,7 +102,7 @@ def stacks(rows: Sequence[tuple[str, Sequence[Bar]]], unit: str = "s") -> str:
             )
         total = max((bar.end for bar in bars), default=0.0)
         parts.append(f'<text x="{left + total * scale + 6:.1f}" y="{y + 16}">{total:.1f} {escape(unit)}</text>')
-    return _svg(height, parts)
+    return picture(height, parts)
 
 
 def legend(entries: Sequence[tuple[str, str, str]]) -> str:
@@ -114,12 +114,21 @@ def legend(entries: Sequence[tuple[str, str, str]]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _svg(height: int, parts: Sequence[str]) -> str:
+def picture(height: int, parts: Sequence[str]) -> str:
+    """The parts as one drawing, so many pixels high and WIDTH wide."""
     body = "".join(parts)
     return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">{body}</svg>'
 
 
-def _ticks(low: float, high: float, about: int = 8) -> list[float]:
+def alone(drawing: str, style: str) -> str:
+    """A drawing as a file of its own, on white: what its page's style gave it goes with it."""
+    head = '<svg xmlns="http://www.w3.org/2000/svg" color="#1c1f24" '
+    white = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    tag, rest = drawing.removeprefix("<svg ").split(">", 1)
+    return f"{head}{tag}><style>{style}</style>{white}{rest}\n"
+
+
+def ticks(low: float, high: float, about: int = 8) -> list[float]:
     """Round numbers between `low` and `high`, about so many."""
     span = high - low
     step = next(

@@ -37,6 +37,17 @@ def test_sql_changes_nothing_unless_told_to(gyre: Gyre, data: Path) -> None:
     assert "failed" in gyre("sql", "SELECT state FROM runs", "--data", data)[1]
 
 
+def test_a_report_of_a_run_as_it_stands(gyre: Gyre, data: Path) -> None:
+    drawing = data / "step.svg"
+    code, out, err = gyre("report", "--step", "2", "--svg", drawing, "--data", data)
+    assert code == 0, err
+    words, page = out.splitlines()
+    assert words.startswith("Step 2, 39.0 s.") and words in Path(page).read_text()
+    assert drawing.read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    code, _, err = gyre("report", "--step", "9", "--data", data)
+    assert (code, err) == (1, "gyre: step 9 of run 'demo-s0' is not there, or not finished yet\n")
+
+
 def test_rollouts_are_filtered(gyre: Gyre, data: Path) -> None:
     def ids(*options: str) -> list[str]:
         code, out, err = gyre("rollouts", *options, "--data", data)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from gyre.report import write_report
+from gyre.report import write_close_up, write_report
 from gyre.report.data import ReportError, read_report
+from gyre.store.db import transaction
 from tests.report.story import tell
 
 
@@ -29,7 +31,7 @@ def test_the_page_holds_the_numbers_of_the_run(engine: Engine, tmp_path: Path) -
     }
     assert "evaluator, excluded: evaluator_failed" in page
     assert re.search(r"<td>step 1</td>(<td>[\d,]*</td>)*<td>60</td></tr>", page)
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
 
 
 def test_it_opens_offline(engine: Engine, tmp_path: Path) -> None:
@@ -70,3 +72,34 @@ def test_an_empty_run_has_a_page(engine: Engine, tmp_path: Path) -> None:
     with transaction(engine) as s:
         queries.create_run(s, "young-s0", {"steps": 3}, "young-s0")
     assert "young-s0" in write_report(engine, "young-s0", tmp_path / "report.html").read_text()
+
+
+def test_a_cell_that_moves_in_the_midst_of_a_step_is_said_and_drawn(engine: Engine, tmp_path: Path) -> None:
+    run = tell(engine)
+    with transaction(engine) as s:  # the last rollout of step 2 settles only at 30 s: central trains while it is live
+        s.execute(
+            text(
+                "UPDATE rollouts SET settled_at = settled_at + make_interval(secs => 10) WHERE id = ("
+                "SELECT r.id FROM rollouts r JOIN groups g ON g.id = r.group_id JOIN steps s ON s.id = g.step_id"
+                " WHERE s.index = 1 ORDER BY r.id LIMIT 1)"
+            )
+        )
+        s.execute(
+            text("UPDATE steps SET rollouts_done_at = rollouts_done_at + make_interval(secs => 10) WHERE index = 1")
+        )
+        s.execute(
+            text("UPDATE role_changes SET started_at = started_at - make_interval(secs => 1) WHERE to_role = 'train'")
+        )
+    words = write_close_up(engine, run, tmp_path / "step.svg")
+    assert words == (
+        "Step 2, 39.0 s. central left serving after 19.0 s, with 4 rollouts still live, changed in 2.00 s and trained 1"
+        " micro-batch, 0 of them before the last rollout was settled."
+    )
+    drawing = ElementTree.fromstring((tmp_path / "step.svg").read_text())
+    titles = [e.text or "" for e in drawing.iter("{http://www.w3.org/2000/svg}title")]
+    assert any(t.startswith("to_train, 2.00 s; water is low; drain 0.25 s") for t in titles)
+    assert [t for t in titles if t.startswith("micro-batch")] == ["micro-batch, 12.00 s, 340 tokens"]
+    assert words in write_report(engine, run, tmp_path / "report.html").read_text()
+    assert write_close_up(engine, run, tmp_path / "step.svg", 0).startswith("Step 1, 39.0 s. central left")
+    with pytest.raises(ReportError, match="step 7 of run 'demo-s0' is not there, or not finished yet"):
+        write_close_up(engine, run, tmp_path / "step.svg", 6)

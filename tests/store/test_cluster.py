@@ -55,7 +55,7 @@ def test_a_run_that_has_measured_nothing(engine: Engine) -> None:
     with transaction(engine) as s:
         make_world(s)
         facts = cluster_facts(s, RUN)
-    assert (facts.backlog_tokens, facts.context_tokens, facts.cells) == (0, 0, ())
+    assert (facts.live_rollouts, facts.backlog_tokens, facts.context_tokens, facts.cells) == (4, 0, 0, ())
     assert (facts.train_tokens_s, facts.to_train_s, facts.to_rollout_s, facts.oldest_age_s) == (None,) * 4
 
 
@@ -94,7 +94,7 @@ def test_a_live_rollout_is_held_by_the_cell_of_its_newest_answer(engine: Engine)
         answered_by(s, d, "central")
         settle(s, d, 1.0)
         facts = cluster_facts(s, RUN)
-    assert facts.context_tokens == 150 + 42
+    assert (facts.live_rollouts, facts.context_tokens) == (3, 150 + 42)
     assert facts.cells == (CellFacts("central", True, 1, 42, 4096), CellFacts("satellite", True, 1, 150, None))
     assert facts.oldest_age_s is not None and 50 <= facts.oldest_age_s < 200
 

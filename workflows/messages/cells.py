@@ -51,6 +51,7 @@ class ClusterFacts:
     oldest_age_s: float | None = None  # of the oldest live rollout of the oldest open step
     context_tokens: int = 0  # of all live rollouts
     cells: list[CellFacts] = field(default_factory=list)
+    live_rollouts: int | None = None  # whose harness has yet to start or to end
 
 
 @dataclass(frozen=True)

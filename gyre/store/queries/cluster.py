@@ -31,11 +31,12 @@ class CellFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """A run at one moment. `backlog_tokens`: in micro-batches whose gradient no trainer holds. `train_tokens_s`,
+    """A run at one moment. `live_rollouts`: those whose harness has yet to start or to end. `backlog_tokens`: in micro-batches whose gradient no trainer holds. `train_tokens_s`,
     `to_train_s`, `to_rollout_s`: medians over the newest of this run, of one cell; None before the first.
     `oldest_age_s`: since when the oldest running harness of the oldest open step runs; None without one.
     `context_tokens`: contexts of all live rollouts, also of those that no cell holds yet."""
 
+    live_rollouts: int
     backlog_tokens: int
     train_tokens_s: float | None
     to_train_s: float | None
@@ -62,6 +63,7 @@ def cluster_facts(session: Session, run_id: str) -> ClusterFacts:
         for row in session.execute(text(_CELLS), q)
     ]
     return ClusterFacts(
+        live_rollouts=session.execute(text(_LEVEL), q).scalar_one(),
         backlog_tokens=backlog_tokens(session, run_id),
         train_tokens_s=speed,
         to_train_s=took.get("train"),
@@ -71,6 +73,8 @@ def cluster_facts(session: Session, run_id: str) -> ClusterFacts:
         cells=tuple(cells),
     )
 
+
+_LEVEL = "SELECT count(*) FROM rollouts WHERE run_id = :run AND state IN ('pending', 'running')"
 
 _SPEED = """
 SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY n_tokens / seconds)::float8
