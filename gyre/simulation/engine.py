@@ -15,12 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from gyre.scheduling import CellView, ClusterView, Policy, Rates, expected_tail_s
+from gyre.scheduling import CellView, ClusterView, Demand, Policy, Rates, expected_tail_s, share_window
 from gyre.simulation.model import Scenario
 from gyre.simulation.state import Arrival, CellState, StepState
 
 STATES = ("serve", "serve idle", "to train", "train", "train idle", "optimizer", "to rollout")
-
 
 # Rollouts by which a cell may be fuller than another before one moves (as gyre.gateway.routing has it).
 AFFINITY = 4
@@ -38,10 +37,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated run. `cell_s` sums the cells' seconds by state; `ends` are the steps' ends; `spans` the timeline,
-    where it was asked for."""
+    """A simulated run. `cell_s` sums the cells' seconds by state; `begins` and `ends` are those of the steps; `spans`
+    the timeline, where it was asked for."""
 
     seconds: float
+    begins: tuple[float, ...]
     ends: tuple[float, ...]
     cell_s: Mapping[str, float]
     switches: int
@@ -59,30 +59,38 @@ def simulate(
     quorum: int | None = None,
     decide_s: float = 1.0,
     timeline: bool = False,
+    rates_known: bool = True,
 ) -> Outcome:
     """Run `scenario` under `policy` with at most `staleness + 1` steps open.
 
     `quorum`: settled members from which a group trains (None: all of them). `decide_s`: the policy is asked at most
-    once in so many seconds. Raises RuntimeError where work is left that nothing will ever do: a fault of the policy.
+    once in so many seconds. `rates_known`: False where the policy learns its rates as a real run does, from the first
+    micro-batch and the first change of role. Raises RuntimeError where work is left that nothing will ever do: a fault
+    of the policy.
     """
     if staleness < 0 or (quorum is not None and quorum < 1) or decide_s < 0:
         raise ValueError("staleness and decide_s must not be negative, a quorum at least 1")
-    return _Run(scenario, policy, staleness, quorum, decide_s, timeline).run()
+    return _Run(scenario, policy, staleness, quorum, decide_s, timeline, rates_known).run()
 
 
 class _Run:
     def __init__(
-        self, scenario: Scenario, policy: Policy, staleness: int, quorum: int | None, decide_s: float, timeline: bool
-    ) -> None:
+        self, scenario: Scenario, policy: Policy, staleness: int, quorum: int | None, decide_s: float, timeline: bool,
+        rates_known: bool,
+    ) -> None:  # fmt: skip
         self.scenario, self.cost, self.policy = scenario, scenario.cost, policy
         self.staleness, self.quorum, self.decide_s, self.timeline = staleness, quorum, decide_s, timeline
         self.now = 0.0
         self.cells = [CellState(i) for i in range(scenario.cells)]
         self.names = {f"c{i}": cell for i, cell in enumerate(self.cells)}
+        self.room = set(range(scenario.cells))
+        """Cells that may take a rollout."""
         self.open: list[StepState] = []
         self.begun = 0
+        self.opening = False
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
+        self.begins: list[float] = []
         self.ends: list[float] = []
         self.homeless: deque[Arrival] = deque()
         self.idle_trainers: set[int] = set()
@@ -94,6 +102,7 @@ class _Run:
         self.switches = self.moved = self.count = 0
         c = self.cost
         self.rates = Rates(c.train_tokens_s, c.to_train_s, c.to_rollout_s)
+        self.has_trained = self.has_changed = rates_known
 
     def run(self) -> Outcome:
         self._open_steps()
@@ -110,8 +119,9 @@ class _Run:
         for cell in self.cells:
             self._book(cell)
         return Outcome(
-            self.now, tuple(self.ends), self.cell_s, self.switches, self.moved, self.count, tuple(self.spans)
-        )
+            self.now, tuple(self.begins), tuple(self.ends), self.cell_s, self.switches, self.moved, self.count,
+            tuple(self.spans),
+        )  # fmt: skip
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -122,27 +132,44 @@ class _Run:
         """The first of a cell's rollouts ends, unless its batch has changed since that was foreseen."""
         if cell.stamp != stamp:
             return
-        self._advance(cell)
-        left = cell.tool + cell.tokens * self.cost.token_s(len(cell.members))
-        ended = (left <= 1e-9) | (cell.deadline <= self.now + 1e-9)
+        cell.advance(self.now)
+        ended = (cell.left <= 1e-9 * cell.speed) | (cell.deadline <= self.now + 1e-9)
         for i in ended.nonzero()[0]:
             step, rollout = cell.members[i]
             whole = float(step.work.tokens.flat[rollout])
-            done = 1.0 if whole == 0 else 1.0 - float(cell.tokens[i]) / whole
-            step.settle(rollout, float(step.work.trained.flat[rollout]) * done)
+            done = 1.0 if whole == 0 else 1.0 - float(cell.tokens[i]) * max(0.0, float(cell.left[i])) / whole
+            trained = float(step.work.trained.flat[rollout]) * done
+            after = 0.0 if step.work.after_s is None else float(step.work.after_s.flat[rollout])
+            if after > 0:
+                self._at(after, partial(self._settled, step, rollout, trained))
+            else:
+                self._settled(step, rollout, trained)
         cell.drop(ended)
         self._foresee(cell)
 
+    def _settled(self, step: StepState, rollout: int, trained: float) -> None:
+        tokens = step.settle(rollout, trained)
+        if tokens is not None:
+            last = step.settled[rollout // step.size] == step.size
+            hand_out = partial(step.hand_out, tokens, self.cost.micro_batch_tokens, last)
+            if self.cost.handout_s > 0:
+                self._at(self.cost.handout_s, hand_out)
+            else:
+                hand_out()
+
     def _micro_batch_ends(self, cell: CellState, step: StepState) -> None:
         cell.busy = False
+        self.has_trained = True
         step.computing -= 1
         self._enter(cell, "train idle")
         self._may_change(cell)
 
     def _changed(self, cell: CellState) -> None:
         cell.role = "train" if cell.role == "to_train" else "rollout"
+        self.has_changed = True
         self._enter(cell, "train idle" if cell.role == "train" else "serve idle")
         self._may_change(cell)
+        self._note_room(cell)
 
     def _optimized(self) -> None:
         self.optimizing = False
@@ -150,7 +177,10 @@ class _Run:
         self._enter(self.cells[0], "train idle")
         self.open.pop(0)
         self.ends.append(self.now)
-        self._open_steps()
+        if self.cost.open_s > 0:
+            self._at(self.cost.open_s, self._open_steps)
+        else:
+            self._open_steps()
         self._may_change(self.cells[0])
 
     def _decision_time(self) -> None:
@@ -159,8 +189,12 @@ class _Run:
     # ---- what needs no time -----------------------------------------------------------------------------------------
 
     def _open_steps(self) -> None:
-        while self.begun < len(self.scenario.steps) and len(self.open) <= self.staleness:
-            self.open.append(StepState(self.begun, self.scenario.steps[self.begun], self.quorum))
+        steps, drained = self.scenario.steps, self.scenario.drained
+        while self.begun < len(steps) and len(self.open) <= self.staleness:
+            if self.begun in drained and self.open:
+                return
+            self.open.append(StepState(self.begun, steps[self.begun], self.quorum))
+            self.begins.append(self.now)
             self.begun += 1
 
     def _settle_down(self) -> None:
@@ -176,14 +210,16 @@ class _Run:
         self._train()
 
     def _launch(self) -> None:
-        """Rollouts on free slots, the emptiest cell first: those that lost their cell, then whole groups in order."""
+        """Rollouts to cells, the emptiest first: those that lost their cell, then whole groups in order."""
         waiting = [s for s in self.open if s.queued]
-        if not waiting and not self.homeless:
+        if self.scenario.window is not None:
+            self._launch_in_window(waiting)
+            waiting = []
+        if not self.room or not (waiting or self.homeless):
             return
-        heap = [(len(c.members), c.index) for c in self.cells if c.free and len(c.members) < self.cost.slots]
-        if not heap:
-            return
+        heap = [(len(self.cells[i].members), i) for i in self.room]
         heapq.heapify(heap)
+        most = self.cost.slots if self.scenario.window is None else len(self.homeless) + heap[-1][0] + self.cost.slots
         fresh: dict[int, list[Arrival]] = {}
         while heap and (self.homeless or waiting):
             load, index = heapq.heappop(heap)
@@ -191,27 +227,45 @@ class _Run:
                 arrival = self.homeless.popleft()
             else:
                 step = waiting[0]
-                rollout = step.queued.popleft()
-                step.live[rollout] = self.now
-                work = step.work
-                arrival = Arrival(step, rollout, float(work.tool_s.flat[rollout]), float(work.tokens.flat[rollout]),
-                           self.now + self.scenario.time_limit_s)  # fmt: skip
+                arrival = self._start(step)
                 if not step.queued:
                     waiting.pop(0)
             fresh.setdefault(index, []).append(arrival)
-            if load + 1 < self.cost.slots:
+            if load + 1 < most:
                 heapq.heappush(heap, (load + 1, index))
-        self._place(fresh)
-
-    def _place(self, fresh: Mapping[int, list[Arrival]]) -> None:
         for index, arrivals in fresh.items():
-            cell = self.cells[index]
-            self._advance(cell)
-            cell.members += [(a[0], a[1]) for a in arrivals]
-            cell.tool = np.concatenate([cell.tool, [a[2] for a in arrivals]])
-            cell.tokens = np.concatenate([cell.tokens, [a[3] for a in arrivals]])
-            cell.deadline = np.concatenate([cell.deadline, [a[4] for a in arrivals]])
-            self._foresee(cell)
+            self._place(self.cells[index], arrivals)
+
+    def _launch_in_window(self, waiting: list[StepState]) -> None:
+        """Launch what the window allows, the oldest step first. A rollout looks for a cell when it needs one."""
+        if not waiting:
+            return
+        assert self.scenario.window is not None
+        demands = [Demand(str(s.index), s.index, len(s.queued), len(s.live)) for s in self.open]
+        shares = share_window(self.scenario.window, demands)
+        for step in waiting:
+            while step.queued and len(step.live) < shares[str(step.index)]:
+                rollout = step.queued[0]
+                arrival = self._start(step)
+                before = 0.0 if step.work.before_s is None else float(step.work.before_s.flat[rollout])
+                if before > 0:
+                    late = arrival._replace(deadline=arrival.deadline + before)
+                    self._at(before, partial(self.homeless.append, late))
+                else:
+                    self.homeless.append(arrival)
+
+    def _start(self, step: StepState) -> Arrival:
+        rollout = step.queued.popleft()
+        step.live[rollout] = self.now
+        work, limit = step.work, self.scenario.time_limit_s
+        return Arrival(
+            step, rollout, float(work.tool_s.flat[rollout]), float(work.tokens.flat[rollout]), self.now + limit
+        )
+
+    def _place(self, cell: CellState, arrivals: list[Arrival]) -> None:
+        cell.advance(self.now)
+        cell.join(arrivals)
+        self._foresee(cell)
 
     def _balance(self) -> None:
         """Move rollouts, the oldest first, from full cells to empty ones, as the router does call by call: a prefix in
@@ -222,9 +276,9 @@ class _Run:
             count = (len(full.members) - len(empty.members) - AFFINITY) // 2
             if count < 1:
                 return
-            self._advance(full)
+            full.advance(self.now)
             oldest = np.argsort(full.deadline, kind="stable")[:count]
-            self._place({empty.index: [self._leaver(full, int(i)) for i in oldest]})
+            self._place(empty, [self._leaver(full, int(i)) for i in oldest])
             go = np.zeros(len(full.members), bool)
             go[oldest] = True
             full.drop(go)
@@ -234,8 +288,11 @@ class _Run:
         """What is left of a cell's i-th rollout when it goes elsewhere, where its context is computed again."""
         step, rollout = cell.members[i]
         prefill = float(step.work.context.flat[rollout]) / self.cost.prefill_tokens_s
+        left = max(0.0, float(cell.left[i]))
         self.moved += 1
-        return Arrival(step, rollout, float(cell.tool[i]) + prefill, float(cell.tokens[i]), float(cell.deadline[i]))
+        return Arrival(
+            step, rollout, float(cell.tool[i]) * left + prefill, float(cell.tokens[i]) * left, float(cell.deadline[i])
+        )
 
     def _decide(self) -> None:
         for name, decision in self.policy.decide(self._view()).items():
@@ -244,12 +301,13 @@ class _Run:
                 cell.told = decision.role
                 self.switches += 1
                 self._may_change(cell)
+                self._note_room(cell)
 
     def _may_change(self, cell: CellState) -> None:
         if cell.busy or cell.role == cell.told or cell.role.startswith("to_"):
             return
         if cell.told == "train":
-            self._advance(cell)
+            cell.advance(self.now)
             self.homeless += [self._leaver(cell, i) for i in range(len(cell.members))]
             cell.drop(np.ones(len(cell.members), bool))
             cell.stamp += 1
@@ -261,42 +319,41 @@ class _Run:
         if not self.open or self.optimizing:
             return
         step = self.open[0]  # a later step's gradient needs the weights that this one makes
-        for index in sorted(self.idle_trainers) if step.backlog > 0 else ():
-            if step.backlog <= 0:
+        for index in sorted(self.idle_trainers) if step.queue else ():
+            if not step.queue:
                 break
             cell = self.cells[index]
-            tokens = min(step.backlog, self.cost.micro_batch_tokens)
-            step.backlog = step.backlog - tokens if step.backlog > tokens else 0.0
+            tokens = step.queue.popleft()
+            step.backlog = step.backlog - tokens if step.queue else 0.0
             step.computing += 1
             cell.busy = True
             self._enter(cell, "train")
-            self._at(tokens / self.cost.train_tokens_s, partial(self._micro_batch_ends, cell, step))
+            took = self.cost.micro_batch_s + tokens / self.cost.train_tokens_s
+            self._at(took, partial(self._micro_batch_ends, cell, step))
         central = self.cells[0]
-        if step.closed and step.backlog <= 0 and not step.computing and central.role == "train" and not central.busy:
+        if step.closed and not step.queue and not step.computing and central.role == "train" and not central.busy:
             self.optimizing = central.busy = True
             self._enter(central, "optimizer")
             self._at(self.cost.optimizer_s, self._optimized)
 
     # ---- the books --------------------------------------------------------------------------------------------------
 
-    def _advance(self, cell: CellState) -> None:
-        """Bring a cell's rollouts up to date: tools and tokens of each progress evenly over what is left of it."""
-        passed, cell.at = self.now - cell.at, self.now
-        if passed > 0 and cell.members:
-            left = cell.tool + cell.tokens * self.cost.token_s(len(cell.members))
-            scale = np.maximum(0.0, 1.0 - passed / np.maximum(left, 1e-300))
-            cell.tool = cell.tool * scale
-            cell.tokens = cell.tokens * scale
-
     def _foresee(self, cell: CellState) -> None:
-        """Set the event of the cell's first end. The cell is up to date."""
+        """Set the event of the cell's first end. The cell is up to date, its batch has changed."""
         cell.stamp += 1
         if cell.role == "rollout":
             self._enter(cell, "serve" if cell.members else "serve idle")
         if cell.members:
-            left = cell.tool + cell.tokens * self.cost.token_s(len(cell.members))
-            after = float(np.minimum(left, cell.deadline - self.now).min())
+            cell.set_speed(self.cost)
+            after = min(float((cell.left / cell.speed).min()), float(cell.deadline.min()) - self.now)
             self._at(max(0.0, after), partial(self._first_ends, cell, cell.stamp))
+        self._note_room(cell)
+
+    def _note_room(self, cell: CellState) -> None:
+        if cell.free and (self.scenario.window is not None or len(cell.members) < self.cost.slots):
+            self.room.add(cell.index)
+        else:
+            self.room.discard(cell.index)
 
     def _enter(self, cell: CellState, state: str) -> None:
         if state != cell.state:
@@ -321,9 +378,8 @@ class _Run:
         return expected_tail_s(self.now - oldest, self.scenario.time_limit_s)
 
     def _view(self) -> ClusterView:
-        cells = tuple(
-            CellView(name, c.index == 0, c.phase, self.cost.slots, len(c.members)) for name, c in self.names.items()
-        )
+        slots = self.cost.slots
+        cells = tuple(CellView(name, c.index == 0, c.phase, slots, len(c.members)) for name, c in self.names.items())
         head = self.open[0] if self.open else None
         return ClusterView(
             cells=cells,
@@ -332,6 +388,6 @@ class _Run:
             open_groups=sum(s.open_groups for s in self.open),
             steps_open=len(self.open),
             steps_closed=sum(s.closed for s in self.open),
-            rates=self.rates,
+            rates=self.rates if self.has_trained and self.has_changed else None,
             tail_s=self._tail_s(),
         )

@@ -4,7 +4,8 @@
      "steps": [{"tool_s": [[1.0, 2.5], [0.3, 0.4]], "tokens": [[...], [...]], "context": [[...], [...]],
                 "trained": [[...], [...]]}, ...]}
 
-Arrays are [groups, G]; the fields are those of `gyre.simulation.model`.
+Arrays are [groups, G]; the fields are those of `gyre.simulation.model`. A step may have `before_s` and `after_s`, and
+the scenario a `window` and the steps that open `drained`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class _Step(BaseModel):
     tokens: list[list[float]]
     context: list[list[float]]
     trained: list[list[float]]
+    before_s: list[list[float]] | None = None
+    after_s: list[list[float]] | None = None
 
 
 class _Trace(BaseModel):
@@ -36,6 +39,8 @@ class _Trace(BaseModel):
     cells: int
     time_limit_s: float
     cost: CostModel
+    window: int | None = None
+    drained: frozenset[int] = frozenset()
     steps: list[_Step]
 
 
@@ -50,13 +55,11 @@ def read_trace(path: Path) -> Scenario:
         where = ".".join(str(part) for part in first["loc"])
         raise TraceError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
     try:
-        steps = [StepWork(*(_array(getattr(step, name)) for name in _ARRAYS)) for step in trace.steps]
-        return Scenario(trace.name, trace.cells, trace.cost, steps, trace.time_limit_s)
+        steps = [StepWork(**{name: _array(rows) for name, rows in step if rows is not None}) for step in trace.steps]
+        limit, window, drained = trace.time_limit_s, trace.window, trace.drained
+        return Scenario(trace.name, trace.cells, trace.cost, steps, limit, window, drained)
     except ValueError as error:
         raise TraceError(f"{path}: {error}") from error
-
-
-_ARRAYS = ("tool_s", "tokens", "context", "trained")
 
 
 def _array(rows: list[list[float]]) -> np.ndarray:
@@ -67,6 +70,7 @@ def _array(rows: list[list[float]]) -> np.ndarray:
 
 def write_trace(scenario: Scenario, path: Path) -> None:
     """The reverse of `read_trace`."""
-    steps = [{name: getattr(step, name).tolist() for name in _ARRAYS} for step in scenario.steps]
-    facts = {"name": scenario.name, "cells": scenario.cells, "time_limit_s": scenario.time_limit_s}
+    steps = [{k: array.tolist() for k, array in vars(step).items() if array is not None} for step in scenario.steps]
+    names = ("name", "cells", "time_limit_s", "window")
+    facts = {name: getattr(scenario, name) for name in names} | {"drained": sorted(scenario.drained)}
     path.write_text(json.dumps({**facts, "cost": vars(scenario.cost), "steps": steps}))
