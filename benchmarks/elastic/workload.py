@@ -24,6 +24,8 @@ from gyre.scheduling import step_tasks
 from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
 from gyre.simulation.presets import PRESETS
 
+FIRST, MOST = 12, 400
+"""Tokens of a rollout's first answer, which the configuration says, and of the longest."""
 FILLER = " the quick fox" * 1200
 
 TURN = """#!/bin/sh
@@ -44,24 +46,24 @@ TEST = """#!/bin/sh
 folder=${APP_DIR%/box/workspace}; member=${folder##*/}; member=${member%%.*}; member=${member#0}
 echo $((member % 2)) > "$LOGS_DIR/reward.txt"
 """
-CONFIG = """# mini-swe-agent's own configuration: nothing is cut, nothing is asked.
+CONFIG = f"""# mini-swe-agent's own configuration: nothing is cut, nothing is asked.
 agent:
   system_template: "You work with bash."
-  instance_template: "{{ task | trim }} next 12"
+  instance_template: "{{{{ task | trim }}}} next {FIRST}"
   step_limit: 0
   cost_limit: 0.0
   mode: yolo
   confirm_exit: false
 environment:
   timeout: 2000000
-  env: {LC_ALL: C}
+  env: {{LC_ALL: C}}
 model:
   model_class: litellm
   model_name: openai/policy
   cost_tracking: ignore_errors
-  observation_template: "{{ output.output | trim }}"
-  format_error_template: "{{ error }}"
-  model_kwargs: {temperature: 1.0}
+  observation_template: "{{{{ output.output | trim }}}}"
+  format_error_template: "{{{{ error }}}}"
+  model_kwargs: {{temperature: 1.0}}
 """
 
 
@@ -126,12 +128,11 @@ def make_work(
 
 def _turns(tokens: float, tool_s: float, length: float, longest: int) -> list[Turn]:
     """Turns of a rollout that samples about `tokens` and is `length` long in the end."""
-    n = int(np.clip(round(np.sqrt(tokens / 16)), 2, 12))
-    each = max(12, round(tokens / n))
-    if each * n > longest * 0.8:
-        each = int(longest * 0.8 / n)
+    tokens = min(tokens, 0.8 * longest)
+    n = max(2, round(np.sqrt(tokens / 16)), int(np.ceil(tokens / MOST)))
+    each = max(FIRST, round(tokens / n))
     pad = max(0.0, min(length, longest) - each * n) / n
-    first = Turn(12, tool_s / n, int(pad * CHARS_A_TOKEN))
+    first = Turn(FIRST, tool_s / n, int(pad * CHARS_A_TOKEN))
     return [first, *(replace(first, tokens=each) for _ in range(n - 1))]
 
 
