@@ -2,7 +2,7 @@
 -- makes, so it may be edited freely. Names are those of the design: rollout, branch, node, sample, step.
 
 DROP VIEW IF EXISTS version_span, owned_span, message, tool_call, reward; -- of content.sql, which comes after
-DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting, fate, clip_by_length;
+DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting, fate, clip_by_length, cell_time;
 DROP FUNCTION IF EXISTS path_nodes(bigint), path_tokens(bigint), tokens(bigint), logprobs(bigint),
     gyre_continued(bigint, boolean), gyre_int32(bytea), gyre_float32(bytea);
 
@@ -229,3 +229,54 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
                   / NULLIF(sum(n_targets) FILTER (WHERE b.metrics ? 'mean_abs_logprob_diff'), 0) AS logprob_diff,
               max((b.metrics ->> 'max_abs_logprob_diff')::float8) AS logprob_diff_max
          FROM micro_batches b WHERE b.step_id = s.id) AS m;
+
+-- Where a cell's time went: one row for each step, cell and role, with the seconds that it spent in the role and those in
+-- which it did the role's work. Work of `rollout` is a call that runs on the cell, of `train` a micro-batch and, on
+-- central, the optimizer step and the publication; a change (`to_train`, `to_rollout`) is work from end to end. A step's
+-- time ends when its weights are published, or when the next step begins, so that no time counts twice.
+CREATE VIEW cell_time AS
+WITH run AS (SELECT id, started_at, COALESCE(ended_at, clock_timestamp()) AS ended_at FROM runs),
+change AS (
+    SELECT c.*, lead(c.started_at) OVER w AS next_at, lag(c.id) OVER w IS NULL AS is_first
+      FROM role_changes c WINDOW w AS (PARTITION BY c.run_id, c.cell ORDER BY c.id)),
+life AS (
+    SELECT c.run_id, c.cell, c.from_role AS role, r.started_at AS began, c.started_at AS ended
+      FROM change c JOIN run r ON r.id = c.run_id WHERE c.is_first
+    UNION ALL
+    SELECT c.run_id, c.cell, 'to_' || c.to_role, c.started_at, COALESCE(c.ended_at, c.next_at, r.ended_at)
+      FROM change c JOIN run r ON r.id = c.run_id
+    UNION ALL
+    SELECT c.run_id, c.cell, c.to_role, c.ended_at, COALESCE(c.next_at, r.ended_at)
+      FROM change c JOIN run r ON r.id = c.run_id WHERE c.ended_at IS NOT NULL
+    UNION ALL
+    SELECT k.run_id, k.name, k.role, r.started_at, r.ended_at FROM cells k JOIN run r ON r.id = k.run_id
+     WHERE NOT EXISTS (SELECT 1 FROM role_changes c WHERE c.run_id = k.run_id AND c.cell = k.name)),
+stretch AS (
+    SELECT s.run_id, s.index AS step, s.started_at AS began,
+           LEAST(lead(s.started_at) OVER (PARTITION BY s.run_id ORDER BY s.index),
+                 COALESCE(s.published_at, s.trained_at, r.ended_at)) AS ended
+      FROM steps s JOIN run r ON r.id = s.run_id),
+work AS (
+    SELECT run_id, cell, role, range_agg(tstzrange(began, ended)) AS at
+      FROM (SELECT r.run_id, cell, 'rollout' AS role, c.routed_at AS began, c.ended_at AS ended
+              FROM calls c JOIN rollouts r ON r.id = c.rollout_id CROSS JOIN unnest(c.cells) AS cell
+            UNION ALL
+            SELECT s.run_id, m.computed_by, 'train', m.claimed_at, m.computed_at
+              FROM micro_batches m JOIN steps s ON s.id = m.step_id
+            UNION ALL
+            SELECT s.run_id, k.name, 'train',
+                   GREATEST(s.rollouts_done_at, (SELECT max(computed_at) FROM micro_batches WHERE step_id = s.id)),
+                   COALESCE(s.published_at, s.trained_at)
+              FROM steps s JOIN cells k ON k.run_id = s.run_id AND k.central) AS done
+     WHERE ended > began GROUP BY run_id, cell, role)
+SELECT l.run_id, t.step, l.cell, l.role, sum(EXTRACT(epoch FROM p.ended - p.began))::float8 AS seconds,
+       sum(CASE WHEN l.role LIKE 'to\_%' THEN EXTRACT(epoch FROM p.ended - p.began) ELSE COALESCE(busy.seconds, 0) END
+          )::float8 AS busy_s
+  FROM life l
+  JOIN stretch t ON t.run_id = l.run_id AND t.began < l.ended AND t.ended > l.began
+ CROSS JOIN LATERAL (SELECT GREATEST(l.began, t.began) AS began, LEAST(l.ended, t.ended) AS ended) AS p
+  LEFT JOIN work w ON w.run_id = l.run_id AND w.cell = l.cell AND w.role = l.role
+  LEFT JOIN LATERAL (
+       SELECT sum(EXTRACT(epoch FROM upper(x) - lower(x))) AS seconds
+         FROM unnest(w.at * tstzmultirange(tstzrange(p.began, p.ended))) AS x) AS busy ON true
+ GROUP BY l.run_id, t.step, l.cell, l.role;

@@ -60,6 +60,22 @@ def test_where_time_went_adds_up(engine: Engine) -> None:
     assert sum(step.life.values()) == pytest.approx(4 * 20)
 
 
+def test_where_the_cells_time_went(engine: Engine) -> None:
+    tell(engine)
+    with transaction(engine) as s:
+        rows = s.execute(text("SELECT step, cell, role, seconds, busy_s FROM cell_time")).all()
+    found = {(r.step, r.cell, r.role): (pytest.approx(r.seconds), pytest.approx(r.busy_s)) for r in rows}
+    for step in (0, 1):
+        # Calls run on central from 3 to 8 and from 10 to 16 s; it serves until 20 s, and again from 38 to 39 s. A
+        # micro-batch takes 22 to 34 s; the optimizer step begins there and its weights are out at 39 s.
+        assert found.pop((step, "central", "rollout")) == (21.0, 11.0)
+        assert found.pop((step, "central", "to_train")) == (1.0, 1.0)
+        assert found.pop((step, "central", "train")) == (15.0, 14.0)
+        assert found.pop((step, "central", "to_rollout")) == (2.0, 2.0)
+        assert found.pop((step, "satellite", "rollout")) == (39.0, 0.0)
+    assert found == {}
+
+
 def test_a_run_that_is_not_there_is_one_line(engine: Engine) -> None:
     with pytest.raises(ReportError, match="no run 'nope-s0' in this database"):
         read_report(engine, "nope-s0")
