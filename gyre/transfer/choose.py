@@ -21,8 +21,7 @@ def open_publisher(
 ) -> WeightPublisher:
     """A publisher of `params` (contiguous CPU tensors of any dtype, read at each publish), reachable at `host`.
 
-    `auto`: Mooncake, or plain sockets where its library cannot load, with one line in the log. Raises TransferError:
-    the backend asked for is not available.
+    `auto`: see `choose`. Raises TransferError: the backend asked for is not available.
     """
     chosen = choose(host) if backend == "auto" else backend
     if chosen == "socket":
@@ -47,13 +46,20 @@ def open_puller(ticket: Ticket, host: str = "127.0.0.1") -> WeightPuller:
 
 @cache
 def choose(host: str) -> Backend:
-    """The backend that `auto` means in this process; logged once."""
-    from gyre.transfer.mooncake import MooncakeUnavailable, engine
+    """The backend that `auto` means in this process; logged once.
 
+    Mooncake where there is RDMA, which is what it is for. Over TCP plain sockets were faster than it at each size that
+    `python -m benchmarks.transfer` measures (docs/architecture.md, "Weights and gradients on the move").
+    """
+    from gyre.transfer.mooncake import MooncakeUnavailable, engine, rdma_devices
+
+    if not (devices := rdma_devices()):
+        log.info("transfer: plain sockets (no RDMA device)")
+        return "socket"
     try:
         engine(host)
     except MooncakeUnavailable as reason:
         log.warning("transfer: plain sockets (%s)", reason)
         return "socket"
-    log.info("transfer: Mooncake Transfer Engine over TCP, bound to %s", host)
+    log.info("transfer: Mooncake Transfer Engine, RDMA by %s", ", ".join(devices))
     return "mooncake"

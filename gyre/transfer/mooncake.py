@@ -1,9 +1,9 @@
 """Transfer by Mooncake's Transfer Engine: one-sided reads over TCP (or RDMA), addresses handed over in the ticket.
 
 The publisher registers its two slots, a manifest (JSON of the layout) and a header of int64: magic, incarnation,
-manifest address, manifest length, current slot, and from `_SLOT0` on three words a slot (seq, version, CRC-32). The
-header's words are aligned and written one at a time; on x86 over TCP a reader sees them in order, and the CRC-32 covers
-the rest (RDMA, weaker memory models).
+manifest address, manifest length, current slot, and from `_SLOT0` on three words a slot (seq, version, checksum). The
+header's words are aligned and written one at a time; on x86 over TCP a reader sees them in order, and the checksum
+covers the rest (RDMA, weaker memory models).
 """
 
 from __future__ import annotations
@@ -11,34 +11,49 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gyre.transfer.base import (
+    Checksum,
     CorruptTransfer,
     LappedTransfer,
     Layout,
     PublisherGone,
     Slots,
+    Staging,
     StaleTicket,
     Ticket,
     TransferError,
-    crc_of,
     new_incarnation,
     retry_lapped,
 )
 
 _MAGIC = 0x4759_5245
 _MAGIC_AT, _INCARNATION, _MANIFEST, _MANIFEST_LEN, _CURRENT, _SLOT0, _LENGTH = 0, 1, 2, 3, 4, 8, 16
-_SEQ, _VERSION, _CRC, _WORDS = 0, 1, 2, 3
-_CHUNK = 16 << 20
+_SEQ, _VERSION, _CHECKSUM, _WORDS = 0, 1, 2, 3
+_CHUNK = 4 << 20
+_AHEAD = 8
+"""Chunks that are on their way at once."""
 _MANIFEST_LIMIT = 64 << 20
+_NO_BATCH = (0, (1 << 64) - 1)
+"""What the engine answers instead of a batch's number where it cannot reach the peer."""
 
 # Silence after which a stopped peer counts as gone; the engine's own defaults let a pull hang for half a minute.
 _TIMEOUTS = {"MC_TCP_PROGRESS_TIMEOUT_SEC": "8", "MC_TCP_STATUS_TIMEOUT_SEC": "8", "MC_TRANSFER_TIMEOUT": "10"}
+
+
+_RDMA = Path("/sys/class/infiniband")
+
+
+def rdma_devices() -> list[str]:
+    """Names of this machine's RDMA devices."""
+    return sorted(device.name for device in _RDMA.iterdir()) if _RDMA.is_dir() else []
 
 
 class MooncakeUnavailable(TransferError):
@@ -47,7 +62,8 @@ class MooncakeUnavailable(TransferError):
 
 @cache
 def engine(host: str) -> Any:
-    """This process's Transfer Engine, listening on `host`. Raises MooncakeUnavailable."""
+    """This process's Transfer Engine, listening on `host`: by RDMA where there is a device (which has not been tried),
+    else by TCP. Raises MooncakeUnavailable."""
     for name, value in _TIMEOUTS.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
@@ -57,7 +73,7 @@ def engine(host: str) -> Any:
         advice = "; install the package libibverbs1" if "libibverbs" in str(error) else ""
         raise MooncakeUnavailable(f"Mooncake cannot load: {error}{advice}") from error
     found = TransferEngine()
-    if (code := found.initialize(host, "P2PHANDSHAKE", "tcp", "")) != 0:
+    if (code := found.initialize(host, "P2PHANDSHAKE", "rdma" if rdma_devices() else "tcp", "")) != 0:
         raise MooncakeUnavailable(f"Mooncake's Transfer Engine did not start on {host}: code {code}")
     return found
 
@@ -119,7 +135,7 @@ class MooncakePublisher:
             slot = (self._slots.current + 1) % len(self._slots.buffers)
             at = _SLOT0 + _WORDS * slot
             self._words[at + _SEQ] += 1  # odd: being written
-            self._words[at + _CRC] = self._slots.fill(slot)
+            self._words[at + _CHECKSUM] = self._slots.fill(slot)
             self._words[at + _VERSION] = version
             self._words[at + _SEQ] += 1
             self._words[_CURRENT] = self._slots.current = slot
@@ -141,8 +157,7 @@ class MooncakePuller:
         self._words = self._memory.register(torch.zeros(_LENGTH, dtype=torch.int64))
         self._slots: list[int] = []
         self._layout: Layout | None = None
-        self._buffers: list[torch.Tensor] = []
-        self._live = 0
+        self._staging = Staging(self._memory.register)
 
     def pull(self) -> tuple[int, dict[str, torch.Tensor]]:
         """See WeightPuller."""
@@ -162,14 +177,14 @@ class MooncakePuller:
         state = head[at : at + _WORDS]
         if state[_SEQ] & 1:
             raise LappedTransfer(f"{self._ticket.address}: slot {slot} is being rewritten")
-        buffer = self._buffers[1 - self._live]
-        self._read_slot(self._slots[slot], buffer)
+        buffer, found = self._staging.spare(layout.nbytes), Checksum()
+        self._read_slot(self._slots[slot], buffer, found)
         now = self._read_header()[at : at + _WORDS]
         if now != state:
             raise LappedTransfer(f"{self._ticket.address}: slot rewritten while read, {state[_SEQ]} -> {now[_SEQ]}")
-        if crc_of(buffer) != state[_CRC]:
-            raise CorruptTransfer(f"{self._ticket.address}: CRC-32 of version {state[_VERSION]} does not match")
-        self._live = 1 - self._live
+        if found.value != state[_CHECKSUM]:
+            raise CorruptTransfer(f"{self._ticket.address}: checksum of version {state[_VERSION]} does not match")
+        self._staging.swap()
         return state[_VERSION], layout.views(buffer)
 
     def _read_header(self) -> list[int]:
@@ -188,9 +203,6 @@ class MooncakePuller:
             manifest = json.loads(bytes(blob.numpy()))
             self._memory.release(blob)
             self._layout, self._slots = Layout.from_json(manifest["layout"]), manifest["slots"]
-            self._buffers = [
-                self._memory.register(torch.zeros(self._layout.nbytes, dtype=torch.uint8)) for _ in range(2)
-            ]
         return self._layout
 
     def _read(self, target: torch.Tensor, address: int) -> None:
@@ -198,16 +210,32 @@ class MooncakePuller:
         if code != 0:
             raise self._gone(code)
 
-    def _read_slot(self, address: int, target: torch.Tensor) -> None:
-        starts = range(0, target.nbytes, self._chunk)
-        code = self._memory.engine.batch_transfer_sync_read(
-            self._ticket.address,
-            [target.data_ptr() + s for s in starts],
-            [address + s for s in starts],
-            [min(self._chunk, target.nbytes - s) for s in starts],
-        )
+    def _read_slot(self, address: int, target: torch.Tensor, found: Checksum) -> None:
+        """Read `target.nbytes` bytes; each chunk is summed while the next ones come."""
+        on_the_way: deque[tuple[int, torch.Tensor]] = deque()
+        code = 0
+        for start in range(0, target.nbytes, self._chunk):
+            chunk = target[start : start + self._chunk]
+            batch = self._memory.engine.batch_transfer_async_read(
+                self._ticket.address, [chunk.data_ptr()], [address + start], [chunk.nbytes]
+            )
+            if batch in _NO_BATCH:
+                code = -1
+                break
+            on_the_way.append((batch, chunk))
+            if len(on_the_way) == _AHEAD and (code := self._arrived(*on_the_way.popleft(), found)) != 0:
+                break
+        while on_the_way:  # also after a failure: nothing may write to the buffer any more
+            code = self._arrived(*on_the_way.popleft(), found) or code
         if code != 0:
             raise self._gone(code)
+
+    def _arrived(self, batch: int, chunk: torch.Tensor, found: Checksum) -> int:
+        """Wait for a chunk; the engine's code, 0 when it is here."""
+        code: int = self._memory.engine.get_batch_transfer_status([batch])
+        if code == 0:
+            found.add(chunk)
+        return code
 
     def _gone(self, code: int) -> PublisherGone:
         return PublisherGone(f"publisher at {self._ticket.address} is gone; wait for a new ticket (code {code})")

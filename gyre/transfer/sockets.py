@@ -1,19 +1,19 @@
-"""Transfer over a plain TCP socket: for machines where Mooncake's library cannot load.
+"""Transfer over plain TCP sockets: for machines where Mooncake's library cannot load.
 
-A pull is one connection. Request, a JSON line: `{"incarnation", "token"}`. Answer: a JSON line with the current slot's
-seq, version, CRC-32 and layout, then the slot's bytes, then a JSON line with the slot's seq as it is now: if the two
-differ the slot was written over meanwhile.
+A pull is one connection. Each message is a frame: 4 bytes of length (big-endian), then JSON. Request:
+`{"incarnation", "token"}`. Answer: a frame with the current slot's seq, version, checksum and layout, then the slot's
+bytes, then a frame with the slot's seq as it is now: if the two differ the slot was written over meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import io
 import json
 import secrets
 import socket
 import socketserver
+import struct
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -21,16 +21,17 @@ from typing import Any
 import torch
 
 from gyre.transfer.base import (
+    Checksum,
     CorruptTransfer,
     LappedTransfer,
     Layout,
     PublisherGone,
     Slots,
     SlotState,
+    Staging,
     StaleTicket,
     Ticket,
     TransferError,
-    crc_of,
     new_incarnation,
     retry_lapped,
 )
@@ -38,8 +39,11 @@ from gyre.transfer.base import (
 TIMEOUT_S = 10.0
 """Silence of the other side after which it counts as gone."""
 
-_CHUNK = 1 << 20
-_LINE_LIMIT = 64 << 20
+_PIECE = 1 << 20
+"""Bytes asked of the kernel at once: few enough that they are summed while the processor's cache still has them."""
+_LENGTH = struct.Struct(">I")
+_REQUEST_LIMIT = 4096
+_FRAME_LIMIT = 64 << 20
 
 
 class SocketPublisher:
@@ -53,7 +57,7 @@ class SocketPublisher:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the puller went away: its own affair
+                with contextlib.suppress(OSError, _Ended):  # the puller went away: its own affair
                     publisher._serve(self.request)
 
         self._server = socketserver.ThreadingTCPServer((host, 0), Handler)
@@ -71,7 +75,7 @@ class SocketPublisher:
             slot = (self._slots.current + 1) % len(self._states)
             state = self._states[slot]
             state.seq += 1  # odd: being written
-            state.crc = self._slots.fill(slot)
+            state.checksum = self._slots.fill(slot)
             state.version = version
             state.seq += 1
             self._slots.current = slot
@@ -85,25 +89,23 @@ class SocketPublisher:
 
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(TIMEOUT_S)
-        with connection.makefile("rb") as lines:
-            request = json.loads(lines.readline(4096) or b"{}")
-        refusal = self._refuse(request)
+        refusal = self._refuse(_frame(connection, _REQUEST_LIMIT))
         if refusal:
-            connection.sendall(json.dumps({"error": refusal}).encode() + b"\n")
+            _send(connection, {"error": refusal})
             return
         slot = self._slots.current
         state = self._states[slot]
         head = {
             "seq": state.seq,
             "version": state.version,
-            "crc": state.crc,
+            "checksum": state.checksum,
             "layout": self._slots.layout.to_json(),
         }
-        connection.sendall(json.dumps(head).encode() + b"\n")
+        _send(connection, head)
         data = self._slots.buffers[slot].numpy().data
-        for start in range(0, len(data), _CHUNK):
-            connection.sendall(data[start : start + _CHUNK])
-        connection.sendall(json.dumps({"seq": state.seq}).encode() + b"\n")
+        for start in range(0, len(data), _PIECE):
+            connection.sendall(data[start : start + _PIECE])
+        _send(connection, {"seq": state.seq})
 
     def _refuse(self, request: dict[str, Any]) -> str:
         if request.get("incarnation") != self._incarnation:
@@ -120,8 +122,7 @@ class SocketPuller:
         self._ticket = ticket
         host, _, port = ticket.address.rpartition(":")
         self._address = (host, int(port))
-        self._buffers: list[torch.Tensor] = []
-        self._live = 0
+        self._staging = Staging()
 
     def pull(self) -> tuple[int, dict[str, torch.Tensor]]:
         """See WeightPuller."""
@@ -129,37 +130,30 @@ class SocketPuller:
 
     def close(self) -> None:
         """See WeightPuller."""
-        self._buffers = []
+        self._staging = Staging()
 
     def _attempt(self) -> tuple[int, dict[str, torch.Tensor]]:
-        gone = f"publisher at {self._ticket.address} is gone; wait for a new ticket"
+        found = Checksum()
         try:
-            with (
-                socket.create_connection(self._address, TIMEOUT_S) as connection,
-                io.BufferedReader(socket.SocketIO(connection, "r"), _CHUNK) as stream,
-            ):
-                request = {"incarnation": self._ticket.incarnation, "token": self._ticket.detail.get("token")}
-                connection.sendall(json.dumps(request).encode() + b"\n")
-                head = _line(stream, gone)
+            with socket.create_connection(self._address, TIMEOUT_S) as connection:
+                _send(connection, {"incarnation": self._ticket.incarnation, "token": self._ticket.detail.get("token")})
+                head = _frame(connection, _FRAME_LIMIT)
                 if "error" in head:
                     raise self._refused(str(head["error"]))
                 layout = Layout.from_json(head["layout"])
-                buffer = self._staging(layout.nbytes)
-                _read_into(stream, buffer.numpy().data, gone)
-                tail = _line(stream, gone)
-        except OSError as error:
-            raise PublisherGone(f"{gone} ({error})") from error
+                buffer = self._staging.spare(layout.nbytes)
+                _read_into(connection, buffer, found)
+                tail = _frame(connection, _FRAME_LIMIT)
+        except (OSError, _Ended) as error:
+            raise PublisherGone(
+                f"publisher at {self._ticket.address} is gone; wait for a new ticket ({error})"
+            ) from error
         if head["seq"] & 1 or tail["seq"] != head["seq"]:
             raise LappedTransfer(f"{self._ticket.address}: slot rewritten while read, {head['seq']} -> {tail['seq']}")
-        if crc_of(buffer) != head["crc"]:
-            raise CorruptTransfer(f"{self._ticket.address}: CRC-32 of version {head['version']} does not match")
-        self._live = 1 - self._live
+        if found.value != head["checksum"]:
+            raise CorruptTransfer(f"{self._ticket.address}: checksum of version {head['version']} does not match")
+        self._staging.swap()
         return int(head["version"]), layout.views(buffer)
-
-    def _staging(self, nbytes: int) -> torch.Tensor:
-        if not self._buffers or self._buffers[0].nbytes != nbytes:
-            self._buffers = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
-        return self._buffers[1 - self._live]
 
     def _refused(self, reason: str) -> TransferError:
         where = self._ticket.address
@@ -170,18 +164,46 @@ class SocketPuller:
         return TransferError(f"publisher at {where} refused the ticket: {reason}")
 
 
-def _line(stream: io.BufferedReader[Any], gone: str) -> dict[str, Any]:
-    line = stream.readline(_LINE_LIMIT)
-    if not line.endswith(b"\n"):
-        raise PublisherGone(f"{gone} (connection ended)")
-    found: dict[str, Any] = json.loads(line)
+class _Ended(Exception):
+    """The connection ended, or says what no frame is."""
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _frame(connection: socket.socket, limit: int) -> dict[str, Any]:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > limit:
+        raise _Ended(f"a frame of {length} bytes")
+    try:
+        found = json.loads(_exactly(connection, length))
+    except ValueError as error:
+        raise _Ended("a frame that is no JSON") from error
+    if not isinstance(found, dict):
+        raise _Ended("a frame that is no JSON object")
     return found
 
 
-def _read_into(stream: io.BufferedReader[Any], target: memoryview, gone: str) -> None:
+def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    data = bytearray(nbytes)
+    view = memoryview(data)
     done = 0
-    while done < len(target):
-        n = stream.readinto(target[done:])
+    while done < nbytes:
+        if not (n := connection.recv_into(view[done:])):
+            raise _Ended("connection ended")
+        done += n
+    return bytes(data)
+
+
+def _read_into(connection: socket.socket, target: torch.Tensor, found: Checksum) -> None:
+    """Fill `target` (uint8), and sum the bytes as they come."""
+    view = target.numpy().data
+    done = 0
+    while done < len(view):
+        n = connection.recv_into(view[done : done + _PIECE])
         if not n:
-            raise PublisherGone(f"{gone} (connection ended after {done} of {len(target)} bytes)")
+            raise _Ended(f"connection ended after {done} of {len(view)} bytes")
+        found.add(target[done : done + n])
         done += n

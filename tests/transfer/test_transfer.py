@@ -145,17 +145,13 @@ def interrupt(backend: str, monkeypatch: pytest.MonkeyPatch, action: Any) -> Non
         if not pending:
             return original(*args)
         act = pending.pop()
+        *where, target, found = args
+        half = target.nbytes // 2 // base.ALIGNMENT * base.ALIGNMENT
+        original(*where, target[:half], found)
+        act()
         if backend == "mooncake":
-            puller, address, target = args
-            half = target.nbytes // 2 // base.ALIGNMENT * base.ALIGNMENT
-            original(puller, address, target[:half])
-            act()
-            original(puller, address + half, target[half:])
-        else:
-            stream, target, gone = args
-            original(stream, target[: len(target) // 2], gone)
-            act()
-            original(stream, target[len(target) // 2 :], gone)
+            where[-1] += half  # the address
+        original(*where, target[half:], found)
         return None
 
     monkeypatch.setattr(owner, name, halves)
@@ -199,7 +195,7 @@ def test_wrong_bytes_are_refused_and_the_old_ones_stay(backend: Any) -> None:
     publisher.publish(2)
     slots: base.Slots = publisher._slots  # type: ignore[attr-defined]
     slots.buffers[slots.current][random.randrange(slots.layout.nbytes)] ^= 0x10
-    with pytest.raises(CorruptTransfer, match="CRC-32 of version 2 does not match"):
+    with pytest.raises(CorruptTransfer, match="checksum of version 2 does not match"):
         puller.pull()
     assert torch.equal(held["grad"], before)
     publisher.publish(3)
@@ -257,9 +253,13 @@ def test_bad_tickets_and_empty_publications() -> None:
 
 
 CHOOSE = """
-import logging, torch
+import logging, sys, torch
 logging.basicConfig(level="INFO", format="%(message)s")
-from gyre.transfer import open_publisher, open_puller
+from gyre.transfer import mooncake, open_publisher, open_puller
+if len(sys.argv) > 1:
+    def rdma_devices():  # for the choice alone: there is no device that the engine could open
+        return [] if sys._getframe(1).f_code.co_name == "engine" else sys.argv[1:]
+    mooncake.rdma_devices = rdma_devices
 first, second = open_publisher({"grad": torch.ones(3)}), open_publisher({"grad": torch.ones(3)})
 ticket = first.publish(7)
 print(ticket.backend, open_puller(ticket).pull()[0])
@@ -267,29 +267,44 @@ print(ticket.backend, open_puller(ticket).pull()[0])
 
 
 @pytest.mark.parametrize(
-    ("engine", "backend", "line"),
+    ("devices", "engine", "backend", "line"),
     [
-        (None, "mooncake", "transfer: Mooncake Transfer Engine over TCP, bound to 127.0.0.1"),
+        ([], None, "socket", "transfer: plain sockets (no RDMA device)"),
+        (["mlx5_0", "mlx5_1"], None, "mooncake", "transfer: Mooncake Transfer Engine, RDMA by mlx5_0, mlx5_1"),
         (
+            ["mlx5_0"],
             'raise ImportError("libibverbs.so.1: cannot open shared object file: No such file or directory")',
             "socket",
             "transfer: plain sockets (Mooncake cannot load: libibverbs.so.1: cannot open shared object file: No such "
             "file or directory; install the package libibverbs1)",
         ),
         (
+            ["mlx5_0"],
             'raise ModuleNotFoundError("No module named mooncake")',
             "socket",
             "transfer: plain sockets (Mooncake cannot load: No module named mooncake)",
         ),
     ],
 )
-def test_auto_says_once_what_it_chose(tmp_path: Path, engine: str | None, backend: str, line: str) -> None:
+def test_auto_says_once_what_it_chose(
+    tmp_path: Path, devices: list[str], engine: str | None, backend: str, line: str
+) -> None:
     env = dict(os.environ)
     if engine is not None:
         (tmp_path / "mooncake").mkdir()
         (tmp_path / "mooncake" / "__init__.py").touch()
         (tmp_path / "mooncake" / "engine.py").write_text(engine, encoding="utf-8")
         env["PYTHONPATH"] = str(tmp_path)
-    ran = subprocess.run([sys.executable, "-c", CHOOSE], env=env, capture_output=True, text=True, timeout=120)
+    argv = [sys.executable, "-c", CHOOSE, *devices]
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
     assert ran.stdout.split() == [backend, "7"], ran.stderr
     assert [x for x in ran.stderr.splitlines() if x.startswith("transfer:")] == [line]
+
+
+def test_rdma_devices_are_those_that_the_kernel_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake, "_RDMA", tmp_path / "none")
+    assert mooncake.rdma_devices() == []
+    for name in ("mlx5_1", "mlx5_0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(mooncake, "_RDMA", tmp_path)
+    assert mooncake.rdma_devices() == ["mlx5_0", "mlx5_1"]
