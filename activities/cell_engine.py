@@ -46,11 +46,14 @@ class CellEngine:
         self.version: int | None = None
         self.released = False
         """Whether its memory was given to the trainer."""
+        self.admits = True
+        """Whether it takes new calls: not while its running ones end before new weights (serving.on_update)."""
         self._paused = False
         """Whether it was told to generate nothing: its memory may be back, or not gone yet."""
         self._client: EngineClient | None = None
         self._lock = asyncio.Lock()  # one change of weights or memory at a time
         self._puller: tuple[Ticket, WeightPuller] | None = None
+        self._changed: Callable[[], Awaitable[None]] = _nobody
 
     @property
     def url(self) -> str | None:
@@ -67,7 +70,7 @@ class CellEngine:
 
         Raises CannotStart where it ends at every start.
         """
-        back_off, first = BackOff(), FirstStart("the engine")
+        back_off, first, self._changed = BackOff(), FirstStart("the engine"), changed
         while True:
             back_off.started()
             try:
@@ -132,7 +135,8 @@ class CellEngine:
     # ---- weights --------------------------------------------------------------------------------------------------
 
     async def load(self, at_least: int) -> int:
-        """Hold the newest durable version, which must be `at_least` or newer; the version. Live requests go on.
+        """Hold the newest durable version, which must be `at_least` or newer; the version. Live requests go on under
+        it, or end first, as `serving.on_update` says.
 
         Raises EngineError, and the server is started anew with the newest version, if it refuses the weights.
         """
@@ -152,20 +156,44 @@ class CellEngine:
     async def _replace(self, version: int, folder: Path, row: WeightVersion | None) -> None:
         client, incarnation = self._running(), self.process.incarnation
         pulled = None if row is None or row.ticket is None else await self._pull(Ticket.from_json(row.ticket), version)
-        try:
+
+        async def update(idle: bool = False) -> bool:
             if pulled is not None:
-                version, tensors = pulled
-                await client.update_weights(tensors, version)
-            else:
-                await client.update_weights_from_disk(folder, version)
+                return await client.update_weights(pulled[1], pulled[0], idle=idle)
+            return await client.update_weights_from_disk(folder, version, idle=idle)
+
+        try:
+            if not await self._update_when_idle(client, update):
+                await update()
         except EngineError:
             if self.process.incarnation == incarnation:
                 # Half-loaded weights must never serve; `keep` starts it anew, unless it has done so already.
                 self.ready.clear()
                 await asyncio.to_thread(self.process.stop)
             raise
-        self.version = version
-        log.info("engine: serves v%d, %s", version, "pulled from central" if pulled else f"read from {folder}")
+        self.version = version if pulled is None else pulled[0]
+        log.info("engine: serves v%d, %s", self.version, "pulled from central" if pulled else f"read from {folder}")
+
+    async def _update_when_idle(self, client: EngineClient, update: Callable[[bool], Awaitable[bool]]) -> bool:
+        """For serving.on_update = "finish": let running calls end, take none, and update. False: it did not come to it.
+
+        The gateway hears of it a moment later, so a call may still come: `update` looks again while nothing generates.
+        """
+        serving = self._store.run.serving
+        if serving.on_update != "finish" or not self.ready.is_set():
+            return False
+        deadline = asyncio.get_running_loop().time() + serving.finish_limit_s
+        self.admits = False
+        try:
+            await self._changed()
+            while (left := deadline - asyncio.get_running_loop().time()) > 0:
+                if await client.wait_empty(left) and await update(True):
+                    return True
+        finally:
+            self.admits = True  # whoever asked for the version reports both
+        running = await client.running_requests()
+        log.warning("engine: %d calls run after %.0f s; they go on under new weights", running, serving.finish_limit_s)
+        return False
 
     async def _pull(self, ticket: Ticket, version: int) -> tuple[int, dict[str, torch.Tensor]] | None:
         """None: the checkpoint must serve instead, for a reason that is logged."""
@@ -238,6 +266,10 @@ class CellEngine:
                 await client.resume()
                 self._paused = False
         return await self.load(0)
+
+
+async def _nobody() -> None:
+    """Whom nobody asked to be told."""
 
 
 async def _answers(client: EngineClient) -> bool:

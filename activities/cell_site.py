@@ -115,6 +115,7 @@ class CellSite:
                 role=self.role,
                 engine_url=engine.url,
                 routable=serves,
+                admits=engine.admits,
                 serving_version=engine.version if engine.ready.is_set() else None,
                 max_running=self.run.serving.max_running,
                 kv_tokens=self.run.serving.kv_tokens,

@@ -290,6 +290,14 @@ class ServingConfig(Section):
     """Arithmetic of the server. float32 keeps |log-prob sampler - trainer| under 1e-3."""
     request_timeout_s: float = Field(60.0, gt=0)
     """Silence of an engine after which the gateway takes the call elsewhere."""
+    on_update: Literal["continue", "finish"] = "continue"
+    """What becomes of a cell's running calls when a new version comes. `continue`: they go on under it from their next
+    token, their keys and values computed anew, and each span of tokens carries its version. `finish`: they end under
+    the version that they began with; meanwhile the cell takes no new calls (those go to other cells, or wait) and keeps
+    its old weights. A call that is moved to another cell goes on under what that one serves, either way."""
+    finish_limit_s: float = Field(300.0, gt=0)
+    """For `finish`: seconds that a new version waits for running calls. Then they go on under it as with `continue`, so
+    that one endless call cannot hold a cell back. A cell's change of role waits as long."""
     kv_migration: Literal["auto", "off"] = "auto"
     """Whether a call that goes on at another cell finds its prefix's keys and values there. `auto`: prefixes move where
     that is estimated to take half the time of computing them, and nothing is set up where none of `policy.context`
@@ -394,7 +402,9 @@ class StackConfig(Section):
     gateways: int = Field(1, ge=1, le=64)
     """Gateway processes (each takes one core at most); a rollout belongs to one of them, by its token."""
     transfer: Literal["auto", "mooncake", "socket"] = "auto"
-    """How bytes move between cells. `auto`: Mooncake, or plain sockets where its library cannot load."""
+    """How bytes move between cells. `auto`: Mooncake by RDMA where there is a device for it and its library loads, else
+    plain sockets (over TCP they are faster than Mooncake: docs/architecture.md, "Weights and gradients on the move").
+    `mooncake` without such a device goes over TCP."""
 
 
 class RunConfig(Section):

@@ -48,6 +48,7 @@ class _Cell:
         row = self.row
         return (
             row.routable
+            and row.admits
             and row.engine_url is not None
             and row.serving_version is not None
             and row.serving_version >= min_version
@@ -233,6 +234,7 @@ class Router:
                 "name": c.row.name,
                 "url": c.row.engine_url,
                 "routable": c.row.routable,
+                "admits": c.row.admits,
                 "version": c.row.serving_version,
                 "running": len(c.leases),
                 "max_running": c.row.max_running,

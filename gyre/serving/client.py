@@ -146,14 +146,17 @@ class EngineClient:
         finally:
             await self.resume()
 
-    async def update_weights(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+    async def update_weights(self, tensors: dict[str, torch.Tensor], version: int, *, idle: bool = False) -> bool:
         """Replace the weights while requests are in flight; they go on under `version` from their next token.
 
         `tensors`: Hugging Face names and layout. They are copied into shared memory once, and from there by the server.
+        `idle`: only if the server holds no request; False: it holds one, and nothing was changed.
         If this fails half-way the server's weights are undefined: start it anew.
         """
         payload, shared = await asyncio.to_thread(_share, tensors)
         async with self.paused():
+            if idle and await self.running_requests() > 0:
+                return False
             await self._post("/begin_weight_update", {"selector": "all"})
             await self._post(
                 "/update_weights_from_tensor",
@@ -161,14 +164,18 @@ class EngineClient:
             )
             await self._post("/end_weight_update")
         del shared
+        return True
 
-    async def update_weights_from_disk(self, checkpoint: Path, version: int) -> None:
+    async def update_weights_from_disk(self, checkpoint: Path, version: int, *, idle: bool = False) -> bool:
         """As `update_weights`, from a Hugging Face folder."""
         async with self.paused():
+            if idle and await self.running_requests() > 0:
+                return False
             await self._post(
                 "/update_weights_from_disk",
                 {"model_path": str(checkpoint), "flush_cache": True, "weight_version": str(version)},
             )
+        return True
 
 
 def warm_up() -> None:

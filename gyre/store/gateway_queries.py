@@ -41,6 +41,8 @@ class CellRow:
     engine_incarnation: str | None
     kv_tokens: int | None = None
     """Tokens of its KV cache; None: not known, so that only `max_running` bounds what it is given."""
+    admits: bool = True
+    """Whether it takes new calls; one that does not keeps those that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ async def cells_of_run(engine: AsyncEngine, run_id: str) -> list[CellRow]:
         Cell.max_running,
         Cell.engine_incarnation,
         Cell.kv_tokens,
+        Cell.admits,
     ).where(Cell.run_id == run_id)
     async with engine.connect() as connection:
         return [CellRow(*row) for row in await connection.execute(query)]

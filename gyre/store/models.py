@@ -329,6 +329,7 @@ class Cell(Base):
     role: Mapped[str]  # rollout | to_train | train | to_rollout | down
     engine_url: Mapped[str | None]
     routable: Mapped[bool] = mapped_column(server_default="false")
+    admits: Mapped[bool] = mapped_column(server_default="true")  # false: keeps its calls, and takes no new ones
     serving_version: Mapped[int | None]
     max_running: Mapped[int]
     kv_tokens: Mapped[int | None]  # of the engine's cache; the gateway fills no more than that

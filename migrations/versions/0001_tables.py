@@ -54,6 +54,7 @@ def upgrade() -> None:
         sa.Column("role", sa.Text(), nullable=False),
         sa.Column("engine_url", sa.Text(), nullable=True),
         sa.Column("routable", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("admits", sa.Boolean(), server_default="true", nullable=False),
         sa.Column("serving_version", sa.Integer(), nullable=True),
         sa.Column("max_running", sa.Integer(), nullable=False),
         sa.Column("kv_tokens", sa.Integer(), nullable=True),

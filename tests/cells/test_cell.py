@@ -144,14 +144,39 @@ async def test_weights_reach_a_serving_cell_and_agree_with_the_trainer(bench: Be
     assert answer["meta_info"]["finish_reason"]["type"] == "length"
 
 
+async def test_calls_may_finish_before_new_weights(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as above under serving.on_update = "finish": the call has one version, and the next one the new."""
+    site = bench.satellite
+    serving = bench.run.serving.model_copy(update={"on_update": "finish"})
+    monkeypatch.setattr(site.store, "run", bench.run.model_copy(update={"serving": serving}))
+    empty = await bench.sample_step(3, rewards=(1, 1))
+    bench.hand_out(empty)
+    bench.close(empty)
+    await bench.act(bench.on_central.finish_step, m.FinishStep("cells-s0", empty.id))
+    assert site.engine.url is not None
+    live = asyncio.create_task(generate(site.engine.url, list(range(50)), 900))
+    async with EngineClient(site.engine.url) as client:
+        await until_running(client, 1)
+    loading = asyncio.create_task(bench.act(bench.on_satellite.cell_load_weights, weights(4)))
+    await bench.until(lambda: not bench.cell().admits)
+    assert (bench.cell().routable, bench.cell().serving_version) == (True, 3)  # its calls stay where they are
+    assert await loading == m.CellServing(4)
+    answer = await live
+    assert [s["version"] for s in answer["meta_info"]["weight_versions"]] == ["3"]
+    assert answer["meta_info"]["finish_reason"]["type"] == "length" and len(answer["output_ids"]) == 900
+    assert (bench.cell().admits, bench.cell().serving_version) == (True, 4)
+    after = await generate(site.engine.url, list(range(50)), 3)
+    assert [s["version"] for s in after["meta_info"]["weight_versions"]] == ["4"]
+
+
 async def test_a_version_that_does_not_exist_is_an_error_to_retry(bench: Bench) -> None:
-    with pytest.raises(LookupError, match="version 99 is not durable yet; the newest is 3"):
+    with pytest.raises(LookupError, match="version 99 is not durable yet; the newest is 4"):
         await bench.act(bench.on_satellite.cell_load_weights, weights(99))
 
 
 async def test_a_trainer_killed_with_a_gradient_loses_nothing(bench: Bench) -> None:
     site = bench.satellite
-    step = await bench.sample_step(3, open_group=True)  # while a group is open, nothing is pushed yet
+    step = await bench.sample_step(4, open_group=True)  # while a group is open, nothing is pushed yet
     bench.hand_out(step)
     await bench.act(bench.on_satellite.cell_to_train, SWITCH)
     training, env = bench.train(bench.on_satellite.cell_train, TRAIN)
@@ -162,7 +187,7 @@ async def test_a_trainer_killed_with_a_gradient_loses_nothing(bench: Bench) -> N
     finishing = asyncio.create_task(bench.act(bench.on_central.finish_step, m.FinishStep("cells-s0", step.id)))
     bench.close(step)
     done = await finishing
-    assert done.version == 4 and done.metrics["micro_batches"] == 4
+    assert done.version == 5 and done.metrics["micro_batches"] == 4
     assert {b.attempts for b in bench.micro_batches(step)} == {2}
     assert site.trainer.incarnation not in (dead, None)
     env.cancel()
@@ -186,35 +211,35 @@ async def test_an_engine_killed_comes_back_with_the_newest_weights(bench: Bench)
         return cell.routable
 
     await bench.until(back, 120)
-    assert set(seen) <= {(False, None), (True, 4)}
+    assert set(seen) <= {(False, None), (True, 5)}
     assert bench.cell().engine_incarnation == site.engine.incarnation != dead
     assert site.engine.url is not None
     answer = await generate(site.engine.url, list(range(50)), 3)
-    assert answer["meta_info"]["weight_version"] == "4"
+    assert answer["meta_info"]["weight_version"] == "5"
 
 
 async def test_a_dead_central_is_no_hindrance_to_serving(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The ticket's publisher is gone: the checkpoint serves, and the log says so. Then central publishes anew."""
-    step = await bench.sample_step(4, rewards=(0, 0))
+    step = await bench.sample_step(5, rewards=(0, 0))
     bench.hand_out(step)
     bench.close(step)
     await bench.act(bench.on_central.finish_step, m.FinishStep("cells-s0", step.id))
-    before = bench.version(5)
+    before = bench.version(6)
     assert before is not None and before.ticket is not None and bench.central.trainer.pid is not None
     os.kill(bench.central.trainer.pid, signal.SIGKILL)
     await bench.until(lambda: not bench.central.trainer.ready.is_set())
     with caplog.at_level(logging.INFO, logger="gyre.cell"):
-        await bench.act(bench.on_satellite.cell_load_weights, weights(5))
-    assert "v5 cannot be pulled, its checkpoint is read instead: publisher at" in caplog.text
-    assert "serves v5, read from" in caplog.text
+        await bench.act(bench.on_satellite.cell_load_weights, weights(6))
+    assert "v6 cannot be pulled, its checkpoint is read instead: publisher at" in caplog.text
+    assert "serves v6, read from" in caplog.text
     await asyncio.wait_for(bench.central.trainer.ready.wait(), 60)
-    after = bench.version(5)
+    after = bench.version(6)
     assert after is not None and after.ticket is not None
     assert after.ticket["incarnation"] != before.ticket["incarnation"]
 
 
 async def test_a_push_waits_for_a_central_that_comes_back(bench: Bench) -> None:
-    step = await bench.sample_step(5, open_group=True)
+    step = await bench.sample_step(6, open_group=True)
     bench.hand_out(step)
     await bench.act(bench.on_satellite.cell_to_train, SWITCH)
     training, env = bench.train(bench.on_satellite.cell_train, TRAIN)
@@ -232,8 +257,8 @@ async def test_a_push_waits_for_a_central_that_comes_back(bench: Bench) -> None:
     assert {b.holder for b in bench.micro_batches(step)} == {bench.central.trainer.incarnation}
     bench.close(step)
     done = await bench.act(bench.on_central.finish_step, m.FinishStep("cells-s0", step.id))
-    assert (done.version, done.metrics["micro_batches"]) == (6, 4)
-    assert await bench.act(bench.on_satellite.cell_load_weights, weights(6)) == m.CellServing(6)
+    assert (done.version, done.metrics["micro_batches"]) == (7, 4)
+    assert await bench.act(bench.on_satellite.cell_load_weights, weights(7)) == m.CellServing(7)
 
 
 async def test_a_trainer_that_hangs_is_started_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,10 @@ class Server:
         self.fails: list[str] = []
         self.generates = True
         self.loading = asyncio.Event()
+        self.runs = 0
+        self.looked = asyncio.Event()
+        self.late = 0
+        """Requests that come just before the next update."""
 
     async def _told(self, order: str) -> None:
         self.told.append(order)
@@ -43,10 +47,27 @@ class Server:
     async def resume_memory(self) -> None:
         await self._told("resume_memory")
 
-    async def update_weights_from_disk(self, folder: Path, version: int) -> None:
+    async def wait_empty(self, timeout_s: float) -> bool:
+        async with asyncio.timeout(60):
+            while self.runs and timeout_s > 0:
+                await asyncio.sleep(0.01)
+                timeout_s -= 0.01
+        return not self.runs
+
+    async def running_requests(self) -> int:
+        return self.runs
+
+    async def update_weights_from_disk(self, folder: Path, version: int, *, idle: bool = False) -> bool:
         self.loading.set()
         await asyncio.sleep(0.05)
+        self.runs += self.late
+        self.late = 0
+        if idle and self.runs:
+            await self._told("not idle")
+            self.looked.set()
+            return False
         await self._told(f"weights {version}")
+        return True
 
 
 class Store:
@@ -115,3 +136,42 @@ async def test_a_cancelled_load_is_finished(engine: CellEngine, store: Store, se
         await loading
     assert await engine.load(1) == 1  # waits for the one before, and has nothing left to do
     assert server.told == ["weights 1"]
+
+
+def finishes(engine: CellEngine, limit_s: float) -> list[bool]:
+    """Have the engine let calls end before new weights; what `admits` was at each of its reports."""
+    run = engine._store.run
+    serving = run.serving.model_copy(update={"on_update": "finish", "finish_limit_s": limit_s})
+    engine._store.run = run.model_copy(update={"serving": serving})
+    engine.ready.set()
+    seen: list[bool] = []
+
+    async def changed() -> None:
+        seen.append(engine.admits)
+
+    engine._changed = changed
+    return seen
+
+
+async def test_calls_end_before_new_weights_and_none_begins(engine: CellEngine, store: Store, server: Server) -> None:
+    seen = finishes(engine, limit_s=60)
+    store.newest, server.runs = 1, 2
+    loading = asyncio.create_task(engine.load(1))
+    await asyncio.sleep(0.1)
+    assert seen == [False] and engine.version == 0 and not server.told  # nothing new while two calls run
+    server.runs, server.late = 0, 1  # they end, and one comes that the gateway sent before it heard
+    await server.looked.wait()
+    assert not engine.admits
+    server.runs = 0
+    assert await loading == 1
+    assert server.told == ["not idle", "weights 1"] and engine.admits
+
+
+async def test_an_endless_call_does_not_hold_new_weights_back(
+    engine: CellEngine, store: Store, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    finishes(engine, limit_s=0.05)
+    store.newest, server.runs = 1, 1
+    assert await engine.load(1) == 1
+    assert server.told == ["weights 1"] and engine.admits
+    assert "1 calls run after 0 s; they go on under new weights" in caplog.text

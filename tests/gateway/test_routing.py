@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,23 @@ async def test_a_cell_that_leaves_revokes_its_leases(change: CellRow | None) -> 
     assert {lease.cell for lease in leases if lease.revoked.is_set()} == {"a"}
     for lease in leases:
         router.release(lease)
+
+
+async def test_a_cell_that_admits_nothing_keeps_its_calls() -> None:
+    """serving.on_update = "finish": its running calls end there, new ones go elsewhere or wait."""
+    router = Router()
+    router.apply([row("a")])
+    running = await router.acquire("r", 0, None)
+    router.apply([replace(row("a"), admits=False)])
+    assert not running.revoked.is_set()
+    waits = asyncio.create_task(router.acquire("s", 0, "a"))
+    await asyncio.sleep(0)
+    assert router.waiting == 1
+    router.apply([replace(row("a"), admits=False), row("b")])
+    assert (await waits).cell == "b"
+    router.release(running)
+    router.apply([row("a", version=1)])
+    assert (await router.acquire("r", 1, None)).cell == "a"
 
 
 async def test_a_cell_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ class CellUpdate(TypedDict, total=False):
     role: Role
     engine_url: str | None
     routable: bool
+    admits: bool
     serving_version: int | None
     max_running: int
     kv_tokens: int
