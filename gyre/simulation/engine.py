@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from gyre.scheduling import CellView, ClusterView, Demand, Policy, Rates, expected_tail_s, share_window
+from gyre.scheduling import ClusterView, Demand, Policy, Rates, expected_tail_s, share_window
 from gyre.simulation.model import Scenario
-from gyre.simulation.state import Arrival, CellState, StepState
+from gyre.simulation.state import DEADLINE, Arrival, CellState, StepState
 
 STATES = ("serve", "serve idle", "to train", "train", "train idle", "optimizer", "to rollout")
 
@@ -37,11 +37,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated run. `cell_s` sums the cells' seconds by state; `begins` and `ends` are those of the steps; `spans`
-    the timeline, where it was asked for."""
+    """A simulated run. `cell_s` sums the cells' seconds by state; of each step, `begins` says when it opened, `settled`
+    when the last of its rollouts was, and `ends` when its optimizer step was done; `spans` is the timeline, where it
+    was asked for."""
 
     seconds: float
     begins: tuple[float, ...]
+    settled: tuple[float, ...]
     ends: tuple[float, ...]
     cell_s: Mapping[str, float]
     switches: int
@@ -85,12 +87,14 @@ class _Run:
         self.names = {f"c{i}": cell for i, cell in enumerate(self.cells)}
         self.room = set(range(scenario.cells))
         """Cells that may take a rollout."""
+        self.touched: set[int] = set()
         self.open: list[StepState] = []
         self.begun = 0
         self.opening = False
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.begins: list[float] = []
+        self.settled: list[float] = []
         self.ends: list[float] = []
         self.homeless: deque[Arrival] = deque()
         self.idle_trainers: set[int] = set()
@@ -119,8 +123,8 @@ class _Run:
         for cell in self.cells:
             self._book(cell)
         return Outcome(
-            self.now, tuple(self.begins), tuple(self.ends), self.cell_s, self.switches, self.moved, self.count,
-            tuple(self.spans),
+            self.now, tuple(self.begins), tuple(self.settled), tuple(self.ends), self.cell_s, self.switches, self.moved,
+            self.count, tuple(self.spans),
         )  # fmt: skip
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -133,22 +137,20 @@ class _Run:
         if cell.stamp != stamp:
             return
         cell.advance(self.now)
-        ended = (cell.left <= 1e-9 * cell.speed) | (cell.deadline <= self.now + 1e-9)
-        for i in ended.nonzero()[0]:
+        ended = cell.ended(self.now)
+        for i in ended.nonzero()[0].tolist():
             step, rollout = cell.members[i]
-            whole = float(step.work.tokens.flat[rollout])
-            done = 1.0 if whole == 0 else 1.0 - float(cell.tokens[i]) * max(0.0, float(cell.left[i])) / whole
-            trained = float(step.work.trained.flat[rollout]) * done
+            trained = float(step.work.trained.flat[rollout]) * cell.sampled(i)
             after = 0.0 if step.work.after_s is None else float(step.work.after_s.flat[rollout])
             if after > 0:
                 self._at(after, partial(self._settled, step, rollout, trained))
             else:
                 self._settled(step, rollout, trained)
         cell.drop(ended)
-        self._foresee(cell)
+        self._touch(cell)
 
     def _settled(self, step: StepState, rollout: int, trained: float) -> None:
-        tokens = step.settle(rollout, trained)
+        tokens = step.settle(rollout, trained, self.now)
         if tokens is not None:
             last = step.settled[rollout // step.size] == step.size
             hand_out = partial(step.hand_out, tokens, self.cost.micro_batch_tokens, last)
@@ -175,7 +177,8 @@ class _Run:
         self.optimizing = False
         self.cells[0].busy = False
         self._enter(self.cells[0], "train idle")
-        self.open.pop(0)
+        step = self.open.pop(0)
+        self.settled.append(step.settled_at)
         self.ends.append(self.now)
         if self.cost.open_s > 0:
             self._at(self.cost.open_s, self._open_steps)
@@ -208,6 +211,9 @@ class _Run:
             self.decision_due = True
             self._at(self.next_decision - self.now, self._decision_time)
         self._train()
+        for index in sorted(self.touched):
+            self._foresee(self.cells[index])
+        self.touched.clear()
 
     def _launch(self) -> None:
         """Rollouts to cells, the emptiest first: those that lost their cell, then whole groups in order."""
@@ -265,7 +271,7 @@ class _Run:
     def _place(self, cell: CellState, arrivals: list[Arrival]) -> None:
         cell.advance(self.now)
         cell.join(arrivals)
-        self._foresee(cell)
+        self._touch(cell)
 
     def _balance(self) -> None:
         """Move rollouts, the oldest first, from full cells to empty ones, as the router does call by call: a prefix in
@@ -277,22 +283,16 @@ class _Run:
             if count < 1:
                 return
             full.advance(self.now)
-            oldest = np.argsort(full.deadline, kind="stable")[:count]
+            oldest = np.argsort(full.work[DEADLINE], kind="stable")[:count]
             self._place(empty, [self._leaver(full, int(i)) for i in oldest])
             go = np.zeros(len(full.members), bool)
             go[oldest] = True
             full.drop(go)
-            self._foresee(full)
+            self._touch(full)
 
     def _leaver(self, cell: CellState, i: int) -> Arrival:
-        """What is left of a cell's i-th rollout when it goes elsewhere, where its context is computed again."""
-        step, rollout = cell.members[i]
-        prefill = float(step.work.context.flat[rollout]) / self.cost.prefill_tokens_s
-        left = max(0.0, float(cell.left[i]))
         self.moved += 1
-        return Arrival(
-            step, rollout, float(cell.tool[i]) * left + prefill, float(cell.tokens[i]) * left, float(cell.deadline[i])
-        )
+        return cell.leaver(i, self.cost.prefill_tokens_s)
 
     def _decide(self) -> None:
         for name, decision in self.policy.decide(self._view()).items():
@@ -338,16 +338,19 @@ class _Run:
 
     # ---- the books --------------------------------------------------------------------------------------------------
 
-    def _foresee(self, cell: CellState) -> None:
-        """Set the event of the cell's first end. The cell is up to date, its batch has changed."""
+    def _touch(self, cell: CellState) -> None:
+        """Its batch has changed. Its speed follows when all that happens now has happened."""
         cell.stamp += 1
+        self.touched.add(cell.index)
+        self._note_room(cell)
+
+    def _foresee(self, cell: CellState) -> None:
+        """Set the event of the cell's first end."""
         if cell.role == "rollout":
             self._enter(cell, "serve" if cell.members else "serve idle")
         if cell.members:
             cell.set_speed(self.cost)
-            after = min(float((cell.left / cell.speed).min()), float(cell.deadline.min()) - self.now)
-            self._at(max(0.0, after), partial(self._first_ends, cell, cell.stamp))
-        self._note_room(cell)
+            self._at(cell.ends_after(self.now), partial(self._first_ends, cell, cell.stamp))
 
     def _note_room(self, cell: CellState) -> None:
         if cell.free and (self.scenario.window is not None or len(cell.members) < self.cost.slots):
@@ -379,7 +382,7 @@ class _Run:
 
     def _view(self) -> ClusterView:
         slots = self.cost.slots
-        cells = tuple(CellView(name, c.index == 0, c.phase, slots, len(c.members)) for name, c in self.names.items())
+        cells = tuple(c.view(name, slots) for name, c in self.names.items())
         head = self.open[0] if self.open else None
         return ClusterView(
             cells=cells,

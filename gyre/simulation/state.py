@@ -9,8 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.scheduling import Phase, Role
+from gyre.scheduling import CellView, Phase, Role
 from gyre.simulation.model import CostModel, Floats, StepWork
+
+TOOL, TOKENS, LEFT, DEADLINE, SPEED = range(5)
 
 
 class StepState:
@@ -33,15 +35,17 @@ class StepState:
         """Tokens of each micro-batch that nobody computes."""
         self.backlog = 0.0
         self.computing = 0
+        self.settled_at = 0.0
 
     @property
     def closed(self) -> bool:
         return self.open_groups == 0
 
-    def settle(self, rollout: int, trained: float) -> float | None:
+    def settle(self, rollout: int, trained: float, now: float) -> float | None:
         """A rollout is settled. The tokens that its group may hand out now, or None."""
         group = rollout // self.size
         del self.live[rollout]
+        self.settled_at = now
         self.settled[group] += 1
         self.waiting[group] += trained
         if self.settled[group] < self.quorum:
@@ -61,31 +65,40 @@ class StepState:
 
 @dataclass(eq=False)
 class CellState:
-    """A cell and its rollouts: of each the tool seconds and tokens that it came with, the part of them that is left
-    (both shrink evenly), when its time is up, and the part that it does in a second as the batch is now."""
+    """A cell and its rollouts. The columns of `work` are theirs, its rows: the tool seconds and the tokens that each
+    came with, the part of them that is left (both shrink evenly), when its time is up, and the part that it does in a
+    second as the batch is now. One array, since a batch changes at every event."""
 
     index: int
     role: Phase = "rollout"
     told: Role = "rollout"
     busy: bool = False
     members: list[tuple[StepState, int]] = field(default_factory=list)
-    tool: Floats = field(default_factory=lambda: np.empty(0))
-    tokens: Floats = field(default_factory=lambda: np.empty(0))
-    left: Floats = field(default_factory=lambda: np.empty(0))
-    deadline: Floats = field(default_factory=lambda: np.empty(0))
-    speed: Floats = field(default_factory=lambda: np.empty(0))
+    work: Floats = field(default_factory=lambda: np.empty((5, 0)))
     token_s: float = 0.0
     at: float = 0.0
-    """When `left` was last brought up to date."""
+    """When what is left was last brought up to date."""
     stamp: int = 0
     since: float = 0.0
     state: str = "serve idle"
+    seen: CellView | None = None
 
     def advance(self, now: float) -> None:
         """Bring the rollouts up to date."""
         passed, self.at = now - self.at, now
         if passed > 0 and self.members:
-            self.left -= passed * self.speed
+            self.work[LEFT] -= passed * self.work[SPEED]
+
+    def ends_after(self, now: float) -> float:
+        """Seconds until the first of its rollouts ends, as the batch is."""
+        first = float((self.work[LEFT] / self.work[SPEED]).min())
+        return max(0.0, min(first, float(self.work[DEADLINE].min()) - now))
+
+    def ended(self, now: float) -> NDArray[np.bool_]:
+        """Which of its rollouts are at their end. The cell is up to date."""
+        done = self.work[LEFT] <= 1e-9 * self.work[SPEED]
+        out: NDArray[np.bool_] = done | (self.work[DEADLINE] <= now + 1e-9)
+        return out
 
     def set_speed(self, cost: CostModel) -> None:
         """How fast the rollouts go, all together.
@@ -93,42 +106,57 @@ class CellState:
         A rollout generates for the part p = n t / (T + n t) of its time, with T its tool seconds, n its tokens and t
         the seconds a token at the batch that it meets when it does: itself and, of the others, those that generate
         too, 1 + (1 - 1/m) * sum(p) for m rollouts (mean value analysis of a closed queue, by the arrival theorem). t is
-        the fixed point, found by Newton's method from where the batch stood before.
+        the fixed point, found by Newton's method from where the batch stood before, to about one part in 1e5.
         """
-        members = len(self.members)
-        if not members:
-            return
-        tool, tokens, others = self.tool, self.tokens, 1.0 - 1.0 / members
+        tool, tokens, others = self.work[TOOL], self.work[TOKENS], 1.0 - 1.0 / len(self.members)
+        full = cost.decode_s + cost.decode_s_per_rollout * cost.slots
         t = max(self.token_s, cost.token_s(1.0))
-        for _ in range(30):
-            speed = 1.0 / np.maximum(tool + tokens * t, 1e-300)
+        for _ in range(40):
+            speed = 1.0 / (tool + tokens * t)
             share = speed * tokens
             batch = 1.0 + others * t * float(share.sum())
-            met = cost.token_s(batch)
-            full = cost.decode_s + cost.decode_s_per_rollout * cost.slots
             slope = cost.decode_s_per_rollout if batch <= cost.slots else full / cost.slots
-            slope *= others * float((share * tool).dot(speed))  # d met / d t
-            step = (met - t) / max(1.0 - slope, 0.05)
-            t = max(t + step, cost.decode_s * 0.5)
-            if abs(step) <= 1e-7 * t:
+            slope *= others * float((share * tool).dot(speed))  # of what it meets, by t
+            step = (cost.token_s(batch) - t) / max(1.0 - slope, 0.05)
+            t = max(t + step, 0.5 * cost.decode_s)
+            if abs(step) <= 5e-3 * t:  # it converges quadratically
                 break
         self.token_s = t
-        self.speed = 1.0 / np.maximum(tool + tokens * t, 1e-300)
+        self.work[SPEED] = 1.0 / (tool + tokens * t)
 
     def join(self, arrivals: list[Arrival]) -> None:
         """New members. The cell is up to date."""
-        self.members += [(a[0], a[1]) for a in arrivals]
-        self.tool = np.concatenate([self.tool, [a[2] for a in arrivals]])
-        self.tokens = np.concatenate([self.tokens, [a[3] for a in arrivals]])
-        self.deadline = np.concatenate([self.deadline, [a[4] for a in arrivals]])
-        self.left = np.concatenate([self.left, np.ones(len(arrivals))])
+        self.members += [(a.step, a.rollout) for a in arrivals]
+        # No rollout takes no time at all: its speed would have no value.
+        new = np.array([[max(a.tool_s, 1e-12), a.tokens, 1.0, a.deadline, 0.0] for a in arrivals]).T
+        self.work = np.concatenate([self.work, new], axis=1)
 
     def drop(self, which: NDArray[np.bool_]) -> None:
         """Forget the members at which `which` is true."""
-        stay = ~which
-        self.members = [m for m, stays in zip(self.members, stay.tolist(), strict=True) if stays]
-        self.tool, self.tokens, self.left = self.tool[stay], self.tokens[stay], self.left[stay]
-        self.deadline, self.speed = self.deadline[stay], self.speed[stay]
+        for i in reversed(which.nonzero()[0].tolist()):
+            del self.members[i]
+        self.work = self.work[:, ~which]
+
+    def leaver(self, i: int, prefill_tokens_s: float) -> Arrival:
+        """What is left of its i-th rollout when it goes elsewhere, where its context is computed again."""
+        step, rollout = self.members[i]
+        tool, tokens, left, deadline, _ = self.work[:, i].tolist()
+        left = max(0.0, left)
+        prefill = float(step.work.context.flat[rollout]) / prefill_tokens_s
+        return Arrival(step, rollout, tool * left + prefill, tokens * left, deadline)
+
+    def sampled(self, i: int) -> float:
+        """The part of its i-th rollout's tokens that are sampled, the cells before this one included."""
+        step, rollout = self.members[i]
+        whole = float(step.work.tokens.flat[rollout])
+        return 1.0 if whole == 0 else 1.0 - float(self.work[TOKENS, i]) * max(0.0, float(self.work[LEFT, i])) / whole
+
+    def view(self, name: str, slots: int) -> CellView:
+        """As a policy sees it."""
+        seen, phase, live = self.seen, self.phase, len(self.members)
+        if seen is None or seen.role != phase or seen.live != live:
+            seen = self.seen = CellView(name, self.index == 0, phase, slots, live)
+        return seen
 
     @property
     def phase(self) -> Phase:
