@@ -57,7 +57,7 @@ class PageFolder:
             crc, size = zlib.crc32(block, crc), size + len(block)
         beside = path.with_name(f".{os.getpid()}-{next(self._serial)}")
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(beside, "xb", buffering=0) as file:
                 written = os.writev(file.fileno(), [_HEADER.pack(_MAGIC, crc, size), *blocks])
                 if written != _HEADER.size + size:

@@ -1,0 +1,185 @@
+"""Pages in a shared folder: whole or absent, of their version alone, never more than the budget."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.config import CellConfig, ServingConfig
+from gyre.serving.kv import KvPlan, measure, plan_kv
+from gyre.serving.kv_cost import KvShape
+from gyre.serving.kv_hooks import page_hashes
+from gyre.serving.kv_pages import FolderUse, PageFolder
+from tests.serving.tiny_policy import write_policy
+
+KEY = "ab" * 32
+
+
+def blocks(keys: bytes, values: bytes) -> list[memoryview]:
+    return [memoryview(bytearray(keys)), memoryview(bytearray(values))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> PageFolder:
+    return PageFolder(tmp_path / "kv", budget=1 << 20)
+
+
+def test_a_page_comes_back_in_another_process_place(folder: PageFolder, tmp_path: Path) -> None:
+    assert not folder.has("3", KEY)
+    assert folder.put("3", KEY, blocks(b"keys", b"and values"))
+    other, into = PageFolder(tmp_path / "kv", 1 << 20), blocks(b"....", b"..........")
+    assert other.has("3", KEY) and other.get("3", KEY, into)
+    assert b"".join(into) == b"keysand values"
+    assert folder.counts["stored"] == 1 and other.counts["found"] == 1
+
+
+def test_a_page_belongs_to_its_version(folder: PageFolder) -> None:
+    assert folder.put("3", KEY, blocks(b"old", b"old"))
+    assert not folder.has("4", KEY) and not folder.get("4", KEY, blocks(b"...", b"..."))
+    assert folder.counts["missing"] == 1
+    assert folder.put("4", KEY, blocks(b"new", b"new"))
+    folder.keep_from(4)
+    assert not folder.has("3", KEY) and folder.has("4", KEY)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "other size"])
+def test_a_damaged_page_is_refused_and_removed(
+    folder: PageFolder, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.put("3", KEY, blocks(b"k" * 500, b"v" * 500))
+    path = folder.folder / "v3" / KEY
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[-1] ^= 1
+    path.write_bytes({"cut": data[:-7], "emptied": b""}.get(damage, bytes(data)))
+    into = blocks(b"." * 500, b"." * (400 if damage == "other size" else 500))
+    with caplog.at_level(logging.WARNING):
+        assert not folder.get("3", KEY, into)
+    assert "damaged" in caplog.text and folder.counts["corrupt"] == 1
+    assert not folder.has("3", KEY)
+
+
+def test_a_folder_that_is_gone_is_a_miss_and_comes_again(folder: PageFolder) -> None:
+    folder.put("3", KEY, blocks(b"k", b"v"))
+    for path in [*folder.folder.glob("v3/*"), folder.folder / "v3", folder.folder]:
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert not folder.get("3", KEY, blocks(b".", b"."))
+    assert folder.put("3", KEY, blocks(b"k", b"v")) and folder.get("3", KEY, blocks(b".", b"."))
+
+
+def test_a_disk_that_takes_nothing_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = PageFolder(tmp_path / "kv", 1 << 20)
+    (tmp_path / "kv" / "v3").write_text("a file where a folder should be")
+    assert not folder.put("3", KEY, blocks(b"k", b"v"))
+    assert folder.counts["failed"] == 1 and "not stored" in caplog.text
+
+
+def test_the_longest_unused_go_first(tmp_path: Path) -> None:
+    page = 1000
+    folder = PageFolder(tmp_path / "kv", budget=100 * (page + 20))
+    for i in range(64):
+        folder.put("1", str(i), blocks(bytes(page), b""))
+        os.utime(tmp_path / "kv" / "v1" / str(i), (i, i))
+    assert folder.get("1", "0", blocks(bytes(page), b""))  # used now: it stays
+    for i in range(64, 128):
+        folder.put("1", str(i), blocks(bytes(page), b""))
+    left = {int(p.name) for p in (tmp_path / "kv" / "v1").iterdir()}
+    assert 80 <= len(left) <= 100
+    assert 0 in left and 1 not in left and set(range(64, 128)) <= left
+    assert folder.counts["dropped"] == 128 - len(left)
+
+
+def test_writers_of_one_page_do_not_meet(folder: PageFolder) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda i: folder.put("1", str(i % 4), blocks(b"k" * 5000, b"v" * 5000)), range(64)))
+    assert all(done)
+    assert {p.name for p in (folder.folder / "v1").iterdir()} == {"0", "1", "2", "3"}
+    assert all(folder.get("1", str(i), blocks(b"." * 5000, b"." * 5000)) for i in range(4))
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_any_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, keys: bytes, values: bytes) -> None:
+    folder = PageFolder(tmp_path_factory.mktemp("kv"), 1 << 20)
+    folder.put("0", KEY, blocks(keys, values))
+    into = blocks(bytes(len(keys)), bytes(len(values)))
+    assert folder.get("0", KEY, into) and b"".join(into) == keys + values
+
+
+def test_who_leaves_last_removes_the_folder(tmp_path: Path) -> None:
+    shared = tmp_path / "kv" / "run"
+    first, second = FolderUse(shared), FolderUse(shared)
+    PageFolder(shared, 1 << 20).put("0", KEY, blocks(b"k", b"v"))
+    first.close()
+    assert (shared / "v0" / KEY).exists()
+    second.close()
+    second.close()
+    assert not shared.exists()
+
+
+def test_who_comes_first_finds_nothing_of_the_killed(tmp_path: Path) -> None:
+    shared = tmp_path / "kv" / "run"
+    PageFolder(shared, 1 << 20).put("0", KEY, blocks(b"k", b"v"))  # by one that was killed
+    use = FolderUse(shared)
+    assert not shared.exists()
+    use.close()
+
+
+# ---- the plan ------------------------------------------------------------------------------------------------------
+
+
+def test_off_means_off(tmp_path: Path) -> None:
+    serving = ServingConfig(kv_migration="off")
+    assert plan_kv("r", tmp_path / "nothing is read", 1024, serving, CellConfig(name="c"), tmp_path) is None
+
+
+def test_a_small_policy_has_no_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policy = write_policy(tmp_path / "policy", 0)
+    with caplog.at_level(logging.INFO):
+        assert plan_kv("r", policy, 1024, ServingConfig(), CellConfig(name="c"), tmp_path) is None
+    assert "would not pay" in caplog.text
+
+
+def test_a_config_of_another_kind_has_no_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "another"}')
+    assert plan_kv("r", tmp_path, 1024, ServingConfig(), CellConfig(name="c"), tmp_path) is None
+    assert "does not say" in caplog.text
+
+
+def test_rates_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    shape = KvShape.read(write_policy(tmp_path / "policy", 0), 4)
+    rates = measure(shape, tmp_path / "pages", ServingConfig(), CellConfig(name="c"))
+    assert rates.bytes_per_s > 1e6 and rates.flops_per_s > 1e8
+    assert list((tmp_path / "pages").iterdir()) == []
+
+
+def test_the_servers_arguments() -> None:
+    arguments = KvPlan(Path("/dev/shm/x"), 1 << 30, 512, 2.5).arguments()
+    assert arguments[arguments.index("--hicache-storage-backend") + 1] == "dynamic"
+    assert '"prefetch_threshold": 512' in arguments[-1] and '"folder": "/dev/shm/x"' in arguments[-1]
+
+
+# ---- names of pages ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=70), st.sampled_from([None, b"\x07" * 32]))
+def test_a_pages_name_depends_on_all_before_it(ids: list[int], prior: bytes | None) -> None:
+    names = page_hashes(ids, prior, 16)
+    assert len(names) == -(-len(ids) // 16)
+    assert isinstance(names, list) and names == [
+        page_hashes(ids[i : i + 16], bytes.fromhex(names[n - 1]) if n else prior)
+        for n, i in enumerate(range(0, len(ids), 16))
+    ]
+    if ids:
+        changed = page_hashes([ids[0] ^ 1, *ids[1:]], prior, 16)
+        assert all(a != b for a, b in zip(names, changed, strict=True))
+
+
+def test_an_id_that_is_none() -> None:
+    with pytest.raises(ValueError, match="uint32"):
+        page_hashes([1, -1], None, 16)
