@@ -7,7 +7,6 @@ Each run is kept in `--results` as soon as it has ended; a bench that was cut of
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.elastic.paced import AGENT, CONTEXT, SLACK, paced_run
@@ -26,6 +26,8 @@ from benchmarks.elastic.workload import PacedWork, make_work, scenario_of
 from gyre.config import RunConfig
 from gyre.scheduling import AsyncPolicy
 from gyre.simulation import simulate
+from gyre.simulation.recorded import read_recording
+from gyre.simulation.trace import write_trace
 from gyre.store.db import make_engine
 
 OURS = "elastic, staleness 1"
@@ -33,7 +35,7 @@ DECIDE_S = 0.1
 """Seconds between two decisions of the simulator: about what ElasticScheduler needs for one."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Form:
     """A form of the bench: its ways, and the run of one of them in a data folder."""
 
@@ -78,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="only ways whose name has this; may be repeated")
     parser.add_argument("--limit-s", type=float, default=0.0, help="begin no run after so many seconds")
     parser.add_argument("--keep", action="store_true", help="keep the runs' data folders")
+    parser.add_argument("--split", type=int, action="append", default=[], help="also async with so many that train")
     paced = parser.add_argument_group("paced")
     paced.add_argument("--preset", default="terminal-tail", help="of gyre.simulation.presets")
     paced.add_argument("--cells", type=int, default=8)
@@ -99,7 +102,9 @@ def _forms(x: argparse.Namespace) -> Iterator[Form]:
             f"(b) whole control plane, {x.cells} paced cells, {x.preset}: {x.steps} steps of {x.groups} x "
             f"{x.group_size}, time compressed {x.compression:g} times"
         )
-        yield Form("paced", title, _paced_ways(work), lambda way, data: paced_run(work, way, data, x.seed), AGENT)
+        yield Form(
+            "paced", title, _paced_ways(work, x.split), lambda way, data: paced_run(work, way, data, x.seed), AGENT
+        )
     if "real" in x.forms:
         title = f"(a) SGLang and Megatron on two cells of one core: {x.steps} steps of the quickstart, slow tools"
         ways = [*_serving_ways(), Way("async 1 of 2 train, staleness 1", "async", 1)]
@@ -115,9 +120,9 @@ def _serving_ways() -> list[Way]:
     ]
 
 
-def _paced_ways(work: PacedWork) -> list[Way]:
-    """Async at the even split, and at the one that the simulator finds best for this work."""
-    splits = {work.cells // 2, best_split(work)}
+def _paced_ways(work: PacedWork, more: list[int]) -> list[Way]:
+    """Async at the even split, at the one that the simulator finds best for this work, and at `more`."""
+    splits = {work.cells // 2, best_split(work), *more}
     return [*_serving_ways(), *(async_way(train, work.cells) for train in sorted(splits))]
 
 
@@ -166,23 +171,26 @@ def _one(form: Form, way: Way, result: Path, x: argparse.Namespace) -> None:
             raise
         try:
             engine = make_engine(stack.database_url, pool_size=1)
-            reading = read_run(engine, run.run_id)
+            reading, recording = read_run(engine, run.run_id), read_recording(engine, run.run_id)
             engine.dispose()
         finally:
             end(data)
     finally:
         if not kept:
             shutil.rmtree(data, ignore_errors=True)
-    result.write_text(json.dumps(to_json(reading), indent=1))
+    simulated = recording.replay().ends
+    write_trace(recording.scenario, result.with_suffix(".trace"))
+    result.write_text(json.dumps({"reading": to_json(reading), "simulated_ends": simulated}, indent=1))
+    said = f"{reading.step_s:.1f} s a step, simulated {simulated[-1] / len(simulated):.1f}"
     where = f" ({data})" if kept else ""
-    print(f"{time.strftime('%H:%M:%S')} {form.name}: {way.name}: {reading.step_s:.1f} s a step{where}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {form.name}: {way.name}: {said}{where}", flush=True)
 
 
 def _measured(folder: Path, way: Way) -> Measured:
     files = sorted(folder.glob(_file(0, way).replace("round-0-", "round-*-")))
-    fields = {field.name for field in dataclasses.fields(Reading)}
-    found = [{k: v for k, v in json.loads(file.read_text()).items() if k in fields} for file in files]
-    return Measured([Reading(**one) for one in found], [])
+    found = [json.loads(file.read_text()) for file in files]
+    ends = [one["simulated_ends"] for one in found]
+    return Measured([Reading(**one["reading"]) for one in found], [times[-1] / len(times) for times in ends])
 
 
 if __name__ == "__main__":

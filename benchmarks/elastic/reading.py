@@ -160,5 +160,5 @@ def _covered(intervals: Iterable[Interval], begin: float, end: float) -> float:
 
 
 def to_json(reading: Reading) -> dict[str, Any]:
-    """For a file."""
-    return {**vars(reading), "step_s": reading.step_s, "steady_s": reading.steady_s}
+    """For a file: `Reading(**…)` reads it."""
+    return dict(vars(reading))

@@ -1,8 +1,9 @@
 """Form (a): the quickstart's engines and trainers on two cells, each pinned to a core, with slow tools.
 
-The quickstart's tools end at once. Here each command of a rollout takes the rollout's own time, log-normal and seeded
-by its place in the run, so that every policy meets the same: programs of these names stand first in PATH, sleep, and
-become the real ones.
+The quickstart's tools end at once and say little; training its short rollouts takes a twentieth of a step. Here each
+command of a rollout takes the rollout's own time, log-normal and seeded by its place in the run, so that every policy
+meets the same, and prints LOG_CHARACTERS of log beside its output, as builds and tests do, which the trainer reads.
+Programs of these names stand first in PATH for it: they sleep, run the real ones, and print.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ COMMANDS = ("cat", "cp", "find", "grep", "head", "ls", "mkdir", "mv", "python3",
 MEDIAN_S, SIGMA = 0.6, 1.3
 """Of a command's time: half of the rollouts wait 0.6 s a command, one in forty 8 s and more."""
 LONGEST_S = 25.0
+LOG_CHARACTERS = 600
+"""Printed beside each command's output; the quickstart shows a policy the first 800 characters of both."""
+LOG_LINE = "[ok] the file was read and the list is in order\n"
+CONTEXT = 2048
 
 TOOL = """#!/bin/sh
 # {name}, slowly: the first such program of each command waits, and what it starts does not.
 PATH={path}
-if [ -z "$WAITED" ]; then
-  place=${{PWD#*/rollouts/}}; place=${{place#*/}}; place=${{place%%/box/*}}; place=${{place%%.a*}}
-  read -r wait < "{waits}/$place" && sleep "$wait"
-fi
-WAITED=1 exec {name} "$@"
+[ -n "$WAITED" ] && exec {name} "$@"
+export WAITED=1
+place=${{PWD#*/rollouts/}}; place=${{place#*/}}; place=${{place%%/box/*}}; place=${{place%%.a*}}
+read -r wait < "{waits}/$place" && sleep "$wait"
+{name} "$@"
+code=$?
+cat "{log}" >&2
+exit $code
 """
 
 
@@ -48,6 +56,7 @@ def real_run(way: Way, data: Path, steps: int, seed: int = 0) -> RunConfig:
     run = quickstart.model_copy(
         update={
             "name": "real",
+            "policy": quickstart.policy.model_copy(update={"context": CONTEXT}),
             "tasks": quickstart.tasks.model_copy(update={"heldout": None}),
             "harness": quickstart.harness.model_copy(update={"config": data / "mini.yaml"}),
         }
@@ -69,8 +78,9 @@ def _write_tools(folder: Path, run: RunConfig, seed: int) -> Path:
         file = waits / f"s{step}" / f"{group:02d}" / f"{member:02d}"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{wait:.3f}\n")
+    (folder / "log.txt").write_text((LOG_LINE * LOG_CHARACTERS)[:LOG_CHARACTERS] + "\n")
     for name in COMMANDS:
         program = bin_folder / name
-        program.write_text(TOOL.format(name=name, path=PATH, waits=waits))
+        program.write_text(TOOL.format(name=name, path=PATH, waits=waits, log=folder / "log.txt"))
         program.chmod(0o755)
     return bin_folder
