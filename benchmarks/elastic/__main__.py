@@ -87,6 +87,7 @@ def _arguments() -> argparse.Namespace:
     paced.add_argument("--slots", type=int, default=3, help="rollouts that fill a cell")
     paced.add_argument("--groups", type=int, default=8)
     paced.add_argument("--group-size", type=int, default=8)
+    paced.add_argument("--window", type=int, help="rollouts under way at once (default: cells x slots)")
     paced.add_argument("--compression", type=float, default=150.0, help="seconds of the preset in one of ours")
     paced.add_argument("--per-token", type=float, default=50.0, help="tokens of the preset that one of ours stands for")
     return parser.parse_args()
@@ -103,7 +104,11 @@ def _forms(x: argparse.Namespace) -> Iterator[Form]:
             f"{x.group_size}, time compressed {x.compression:g} times"
         )
         yield Form(
-            "paced", title, _paced_ways(work, x.split), lambda way, data: paced_run(work, way, data, x.seed), AGENT
+            "paced",
+            title,
+            _paced_ways(work, x.split),
+            lambda way, data: paced_run(work, way, data, x.seed, x.window),
+            AGENT,
         )
     if "real" in x.forms:
         title = f"(a) SGLang and Megatron on two cells of one core: {x.steps} steps of the quickstart, slow tools"
@@ -138,7 +143,7 @@ def best_split(work: PacedWork) -> int:
 
 def _settings_fit(folder: Path, x: argparse.Namespace) -> bool:
     """Whether the runs in the folder are of these settings; those of the first run are written down."""
-    names = ("steps", "seed", "preset", "cells", "slots", "groups", "group_size", "compression", "per_token")
+    names = ("steps", "seed", "preset", "cells", "slots", "groups", "group_size", "compression", "per_token", "window")
     mine = {name: getattr(x, name) for name in names}
     file = folder / "settings.json"
     if not file.exists():
