@@ -33,7 +33,8 @@ def paced_run(work: PacedWork, way: Way, data: Path, seed: int = 0, window: int 
             "tasks": {"train": str(data / "tasks")},
             "harness": {"name": "mini-swe-agent", "config": str(data / "mini.yaml")},
             "rollouts": {
-                "groups_per_step": work.groups, "group_size": work.group_size, "max_concurrent": window or work.cells * slots,
+                "groups_per_step": work.groups, "group_size": work.group_size,
+                "max_concurrent": window or work.cells * slots,
                 "time_limit_s": work.time_limit_s, "score_time_limit_s": 60.0,
             },
             "sampling": {"max_tokens": SLACK - 100},
