@@ -16,11 +16,11 @@ from temporalio.exceptions import ApplicationError
 
 from activities.beat import beating, is_cancelled_for_good
 from activities.cell_site import CellSite, Phases
-from activities.cell_work import MAX_REFUSALS, POLL_S, REQUEUE_S, Work, prepare, push_held, site_is_mine
+from activities.cell_work import POLL_S, REQUEUE_S, Work, judge, prepare, push_held
 from gyre.serving.client import EngineError
 from gyre.store import queries as q
 from gyre.store.queries.cells import Role
-from gyre.training.protocol import FENCED, REFUSALS, TrainerError, TrainerUnavailable
+from gyre.training.protocol import TrainerError, TrainerUnavailable
 from workflows import messages as m
 
 log = logging.getLogger("gyre.cell")
@@ -46,8 +46,8 @@ class CellActivities:
     @activity.defn
     async def cell_to_train(self, x: m.CellSwitch) -> m.CellSwitched:
         """Serving ends: calls move away, the server gives its memory back, the trainer wakes with current weights."""
-        self._check(x.run_id, x.cell)
         async with _beating():
+            await self._check(x.run_id, x.cell)
             return await self._to_train(x.reason)
 
     async def _to_train(self, reason: str) -> m.CellSwitched:
@@ -100,9 +100,9 @@ class CellActivities:
     @activity.defn
     async def cell_to_rollout(self, x: m.CellSwitch) -> m.CellSwitched:
         """Training ends: the gradient goes to central, the trainer sleeps, the server takes the newest weights."""
-        self._check(x.run_id, x.cell)
         site = self._site
         async with _beating(), site.switching:
+            await self._check(x.run_id, x.cell)
             if site.role == "rollout" and site.engine.ready.is_set() and not site.engine.released:
                 return m.CellSwitched("rollout", await self._serve_newest(0))
             change = await self._open_change("rollout", x.reason)
@@ -131,11 +131,7 @@ class CellActivities:
                 log.warning("the push waits for a trainer: %s", error)
             except TrainerError as error:
                 refusals += 1
-                if error.kind == FENCED:
-                    await site_is_mine(self._site)
-                elif error.kind not in REFUSALS or refusals > MAX_REFUSALS:
-                    raise
-                log.warning("the push is tried again: %s", error.message)
+                await judge(self._site, error, refusals)
             await asyncio.sleep(0.5)
 
     async def _open_change(self, to_role: str, reason: str) -> int:
@@ -154,19 +150,17 @@ class CellActivities:
     @activity.defn
     async def cell_load_weights(self, x: m.CellWeights) -> m.CellServing:
         """Serve `version` or a newer one; live calls go on. A cell that trains takes them when it serves again."""
-        self._check(x.run_id, x.cell)
         site = self._site
         async with _beating(), site.switching:
+            await self._check(x.run_id, x.cell)
             if site.role != "rollout":
                 return m.CellServing(site.engine.version or 0)
             await site.engine.ready.wait()
             return m.CellServing(await self._serve_newest(x.version))
 
     async def _serve_newest(self, at_least: int) -> int:
-        before = self._site.engine.version
         version = await self._site.engine.load(at_least)
-        if version != before:
-            await self._site.report()
+        await self._site.report()  # also where nothing is new: the row must be this agent's for the answer to be true
         return version
 
     # ---- while training -------------------------------------------------------------------------------------------
@@ -178,10 +172,10 @@ class CellActivities:
         An attempt that Temporal has given up (the agent was out of touch with it for too long) leaves the work running,
         so that a gradient which the batch waits for is still pushed; the next attempt joins it.
         """
-        self._check(x.run_id, x.cell)
         earlier = activity.info().heartbeat_details
         counted = tuple(earlier) if len(earlier) == 2 else (0, 0)
         async with _beating(lambda: counted):
+            await self._check(x.run_id, x.cell)
             if self._site.role != "train":  # this agent is a new one: it began by serving
                 await self._to_train("training goes on after a restart of the agent")
             work, running = self._join_training(*counted)
@@ -220,10 +214,10 @@ class CellActivities:
     async def finish_step(self, x: m.FinishStep) -> m.FinishedStep:
         """On central: wait until every gradient of the closed step is here; step, save, publish."""
         site = self._site
-        self._check(x.run_id, site.name)
         if not site.central:
             raise ApplicationError(f"cell {site.name!r} is not central", type="ValueError", non_retryable=True)
         async with _beating():
+            await self._check(x.run_id, site.name)
             while True:
                 await self._all_held(x.step_id)
                 try:
@@ -231,9 +225,9 @@ class CellActivities:
                 except TrainerUnavailable as error:
                     log.warning("the optimizer step waits for the trainer: %s", error)
                 except TrainerError as error:
-                    if error.kind != "LedgerError":
+                    if error.kind == "CommandError":
                         raise
-                    log.warning("the ledger refused the optimizer step: %s", error.message)
+                    await judge(site, error, 0)
                 await asyncio.sleep(POLL_S)
 
     async def _all_held(self, step_id: int) -> None:
@@ -264,7 +258,9 @@ class CellActivities:
         numbers = {k: float(v) for k, v in result["metrics"].items() if isinstance(v, int | float)}
         return m.FinishedStep(version, numbers)
 
-    def _check(self, run_id: str, cell: str) -> None:
+    async def _check(self, run_id: str, cell: str) -> None:
+        """The activity is for this cell, and the cell is this agent's: one that was replaced may still take activities
+        from the cell's queue. Raises FencedError, so that Temporal tries again and the newer agent gets it."""
         site = self._site
         if (run_id, cell) != (site.run.run_id, site.name):
             raise ApplicationError(
@@ -272,6 +268,7 @@ class CellActivities:
                 type="ValueError",
                 non_retryable=True,
             )
+        await site.store.do(lambda _: None)
 
 
 def _beating(detail: Callable[[], tuple[Any, ...]] = tuple) -> AbstractAsyncContextManager[None]:

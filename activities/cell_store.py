@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar, Unpack
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from gyre.config import RunConfig
@@ -102,8 +102,9 @@ class CellStore:
         while True:
             try:
                 return await asyncio.to_thread(self._once, work)
-            except OperationalError as error:
-                if time.monotonic() > deadline:
+            except DBAPIError as error:
+                lost = isinstance(error, OperationalError) or error.connection_invalidated
+                if not lost or time.monotonic() > deadline:
                     raise
                 log.warning("the database does not answer: %s", str(error).splitlines()[0])
             await asyncio.sleep(pause)

@@ -8,11 +8,12 @@ import logging
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from activities.cell_site import CellSite
 from activities.cell_store import OpenStep
 from gyre.store import queries as q
-from gyre.training.protocol import FENCED, REFUSALS, TrainerError, TrainerUnavailable
+from gyre.training.protocol import DATABASE_LOST, FENCED, REFUSALS, TrainerError, TrainerStatus, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
@@ -22,6 +23,8 @@ IDLE_POLL_S = 0.4
 """Longest pause between two looks at an empty queue: they grow to it, since each costs agent and database a little."""
 REQUEUE_S = 2.0
 """Pause between two looks for dead holders."""
+CENTRAL_LOOK_S = 2.0
+"""Pause between two looks whether central, which does not answer a push yet, is still the same."""
 MAX_REFUSALS = 20
 """Refusals of the trainer in a row before training counts as failed."""
 
@@ -51,14 +54,8 @@ class Work:
                 log.warning("training waits for the trainer: %s", error)
                 busy = False
             except TrainerError as error:
-                # LedgerError: what the trainer held beyond the ledger is void, and queued again. CommandError: the
-                # step ended between our look and the command. Either is over at the next look, or is an error.
                 self._refusals += 1
-                if error.kind == FENCED:  # this cell was taken, which the store raises, or central was
-                    await site_is_mine(self.site)
-                elif error.kind not in REFUSALS or self._refusals > MAX_REFUSALS:
-                    raise
-                log.warning("the trainer refused: %s", error.message)
+                await judge(self.site, error, self._refusals)
                 busy = False
             self._idle_s = 0.0 if busy else min(IDLE_POLL_S, self._idle_s * 1.5 or POLL_S / 2)
             await self._pause(self._idle_s)
@@ -96,9 +93,18 @@ class Work:
         return False
 
 
-async def site_is_mine(site: CellSite) -> None:
-    """Raises FencedError where another agent has taken the cell."""
-    await site.store.do(lambda _: None)
+async def judge(site: CellSite, error: TrainerError, refusals: int) -> None:
+    """Return if what a trainer refused, `refusals` times in a row by now, is to be tried again.
+
+    LedgerError: what the trainer held beyond the ledger is void, and queued again. CommandError: the step ended between
+    our look and the command, or a transfer failed. Either is over at the next look, or is an error. Raises `error`, or
+    FencedError where another agent has taken the cell.
+    """
+    if error.kind == FENCED or error.kind in DATABASE_LOST:  # it may be central's that was replaced, or has no database
+        await site.store.do(lambda _: None)
+    elif error.kind not in REFUSALS or refusals > MAX_REFUSALS:
+        raise error
+    log.warning("a trainer refused: %s", error)
 
 
 async def prepare(site: CellSite, step: OpenStep) -> bool:
@@ -119,6 +125,21 @@ async def prepare(site: CellSite, step: OpenStep) -> bool:
     return True
 
 
+async def _absorbed(site: CellSite, status: TrainerStatus, ticket: dict[str, Any]) -> None:
+    """Central's trainer has absorbed the push. Raises TrainerUnavailable, too, when central's agent is replaced while
+    its trainer, which may be stopped for good, does not answer."""
+    assert status.step_id is not None
+    central = await site.central_trainer()
+    asking = asyncio.create_task(central.absorb(status.step_id, ticket, status.incarnation))
+    try:
+        while not (await asyncio.wait({asking}, timeout=CENTRAL_LOOK_S))[0]:
+            if (await site.central_trainer()).socket != central.socket:
+                raise TrainerUnavailable(f"{central.socket}: central's agent was replaced during absorb")
+        asking.result()
+    finally:
+        asking.cancel()
+
+
 async def push_held(site: CellSite) -> bool:
     """Satellite: hand the accumulated gradient to central, exactly once. False: there is nothing to hand over.
 
@@ -135,8 +156,7 @@ async def push_held(site: CellSite) -> bool:
     if ticket is None:
         return False
     try:
-        central = await site.central_trainer()
-        await central.absorb(status.step_id, ticket, status.incarnation)
+        await _absorbed(site, status, ticket)
     except TrainerError as error:
         # CommandError: central is done with the step, which it cannot be before it has this gradient, from this push
         # or from another trainer. Whether this one may be forgotten is for the ledger to say: `reset` asks it.

@@ -20,8 +20,9 @@ from temporalio.worker import Worker
 from activities.cell import CellActivities
 from activities.cell_process import CannotStart
 from activities.cell_site import PROGRAMS, CellSite, Programs
-from gyre.store.db import make_engine
-from workers.settings import WorkerSettings, fail, settings_or_exit
+from gyre.store.db import STOPPED_S, make_engine
+from gyre.store.queries import FencedError
+from workers.settings import REPLACED, WorkerSettings, fail, settings_or_exit
 from workflows.names import cell_queue
 
 log = logging.getLogger("gyre.cell")
@@ -44,6 +45,9 @@ def main(programs: Programs = PROGRAMS) -> None:
     try:
         asyncio.run(serve(settings, cell, programs))
     except ExceptionGroup as group:
+        if (fenced := group.subgroup(FencedError)) is not None:
+            print(f"gyre: {fenced.exceptions[0]}", file=sys.stderr)
+            raise SystemExit(REPLACED) from None
         if (vain := group.subgroup(CannotStart)) is None:
             raise
         fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
@@ -57,7 +61,7 @@ async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None
     site = CellSite(
         settings.run,
         cell,
-        make_engine(settings.database_url),
+        make_engine(settings.database_url, stopped_s=STOPPED_S),
         logs=settings.logs,
         sockets=settings.sockets,
         env=settings.to_env(),

@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gyre.config import RunConfig
 
+REPLACED = 3
+"""Exit code of a worker whose work another one has taken over: a restart would only take it back."""
+
 
 class SettingsError(Exception):
     """A worker's environment that cannot be used; the message is one line that names the variable."""

@@ -129,6 +129,7 @@ def _replica(
     # Imported here, on the work thread: torch and Megatron take seconds, and the socket answers meanwhile.
     import torch
 
+    from gyre.store import db
     from gyre.store.db import make_engine
     from gyre.training.replica import Replica, ReplicaSettings
 
@@ -136,7 +137,7 @@ def _replica(
     imported = time.perf_counter()
     replica = Replica(
         ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation, epoch),
-        make_engine(settings.database_url, pool_size=1),
+        make_engine(settings.database_url, pool_size=1, stopped_s=db.STOPPED_S),
         None if make_trainer is None else make_trainer(settings, cell),
     )
     replica.start()

@@ -27,9 +27,22 @@ def libpq_url(url: str) -> str:
     return make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-def make_engine(url: str, *, pool_size: int = 4) -> Engine:
-    """A pooled, synchronous engine. A connection that a restarted server broke is replaced before it is used."""
-    return create_engine(driver_url(url), pool_size=pool_size, max_overflow=8, pool_pre_ping=True)
+STOPPED_S = 60.0
+"""Silence in the midst of a transaction after which an agent's or a trainer's is rolled back."""
+
+
+def make_engine(url: str, *, pool_size: int = 4, stopped_s: float | None = None) -> Engine:
+    """A pooled, synchronous engine. A connection that a restarted server broke is replaced before it is used.
+
+    `stopped_s`: a process that says nothing for so long in the midst of a transaction (it was stopped, or its machine
+    was cut off) loses it, and with it the locks on which others wait. None: however long.
+    """
+    arguments = {}
+    if stopped_s is not None:
+        arguments["options"] = f"-c idle_in_transaction_session_timeout={int(1000 * stopped_s)}"
+    return create_engine(
+        driver_url(url), pool_size=pool_size, max_overflow=8, pool_pre_ping=True, connect_args=arguments
+    )
 
 
 def make_async_engine(url: str, *, pool_size: int = 8) -> AsyncEngine:

@@ -7,12 +7,15 @@ plus `optimizer.pt` and `meta.json`. It is written beside its place, forced to d
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import json
 import os
 import pickle
+import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from gyre.training.weights import copy_companions, set_dtype_in_config, write_hf
 
 _META = "meta.json"
 _OPTIMIZER = "optimizer.pt"
+_VERSION = re.compile(r"v(\d+)(\.\d+)?")
 
 
 class CheckpointError(Exception):
@@ -52,12 +56,13 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of `meta.version` under `root`; returns its folder, durable when this returns.
 
-    Files of the folder `policy` other than weights are copied along. A folder of the same version, left by a process
-    that died before it could commit it, is replaced. `weights` are float32 by Hugging Face's names.
+    Files of the folder `policy` other than weights are copied along. No folder is ever replaced: where `v<k>` is there,
+    of a process that died before it could commit it, or of one that took this one's place, it becomes `v<k>.2`, and so
+    on; the version's row says which of them counts. `weights` are float32 by Hugging Face's names.
     """
     root.mkdir(parents=True, exist_ok=True)
-    final = version_folder(root, meta.version)
-    draft = root / f".{final.name}.{uuid.uuid4().hex}"
+    name = version_folder(root, meta.version).name
+    draft = root / f".{name}.{uuid.uuid4().hex}"
     draft.mkdir()
     try:
         copy_companions(policy, draft)
@@ -68,9 +73,7 @@ def save_checkpoint(
         for file in draft.iterdir():
             _sync(file)
         _sync(draft)
-        if final.exists():
-            _discard(final)
-        draft.rename(final)
+        final = _place(draft, root, name)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -104,10 +107,17 @@ def read_optimizer(folder: Path) -> dict[str, Any]:
     return state
 
 
-def clean(root: Path) -> None:
-    """Delete drafts and discarded folders that a killed process left under `root`. Only its one writer calls this."""
+def clean(root: Path, committed: Container[Path], newest: int) -> None:
+    """Delete what killed processes left under `root`: drafts, discarded folders, and what is not `committed` of the
+    versions up to the one after the `newest`. (Later ones are of a database that is gone, and stay.)
+
+    Only its one writer calls this.
+    """
     for folder in root.glob(".v*"):
         shutil.rmtree(folder, ignore_errors=True)
+    found = [(folder, _VERSION.fullmatch(folder.name)) for folder in root.glob("v*")]
+    left = [folder for folder, name in found if name and int(name[1]) <= newest + 1 and folder not in committed]
+    delete_checkpoints(root, left)
 
 
 def delete_checkpoints(root: Path, folders: list[Path]) -> None:
@@ -115,6 +125,18 @@ def delete_checkpoints(root: Path, folders: list[Path]) -> None:
     for folder in folders:
         if folder.parent == root and folder.is_dir():
             _discard(folder)
+
+
+def _place(draft: Path, root: Path, name: str) -> Path:
+    """Rename `draft` to the first of `name`, `name`.2, … that is free: a rename onto a folder with files fails."""
+    for number in itertools.count(1):
+        final = root / (name if number == 1 else f"{name}.{number}")
+        try:
+            return draft.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    raise AssertionError("unreachable")
 
 
 def _discard(folder: Path) -> None:

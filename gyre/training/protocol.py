@@ -21,6 +21,10 @@ REFUSALS = ("LedgerError", "CommandError")
 FENCED = "FencedError"
 """Kind of error of a trainer whose cell another agent has taken; it ends after this answer."""
 
+DATABASE_LOST = ("OperationalError", "InternalError")
+"""Kinds of error of a trainer that could not reach Postgres, or had its transaction ended there. Nothing was changed,
+or what was is found when the command is sent again."""
+
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes."""
 

@@ -68,7 +68,7 @@ class Replica:
         self.held: dict[int, MicroBatchMetrics | None] = {}
         """Micro-batches in the accumulator; absorbed ones without metrics, which lie in their rows."""
         self._pushed: dict[str, Any] | None = None
-        self._taken: tuple[int, StepResult] | None = None  # an optimizer step that is not committed yet
+        self._taken: tuple[int, StepResult, Path | None] | None = None  # a step, and its folder, not committed yet
         self._weights: tuple[WeightPublisher, dict[str, Tensor]] | None = None
         self._gradients: tuple[WeightPublisher, Tensor] | None = None
 
@@ -101,12 +101,14 @@ class Replica:
         if not self.settings.central:
             return
         with self._commit() as session:
-            checkpoint.clean(self.settings.checkpoints)
-            newest = queries.newest_version(session, self.run_id)
-            if newest is None:
+            row = queries.newest_version(session, self.run_id)
+            if row is None:
                 queries.add_weight_version(session, self.run_id, 0, str(self.settings.run.policy.path))
-        self.load(0 if newest is None else newest.version)
-        self.publish(0 if newest is None else newest.version)
+            newest = 0 if row is None else row.version
+            committed = {Path(folder) for folder in queries.checkpoints(session, self.run_id)}
+            checkpoint.clean(self.settings.checkpoints, committed, newest)
+        self.load(newest)
+        self.publish(newest)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 
@@ -293,9 +295,11 @@ class Replica:
             if self.held and not step.n_valid:
                 raise CommandError(f"step {step.index} of {step.run_id} has micro-batches but no valid rollout")
             by = divisor(self.settings.run.objective, step.n_valid, targets)
-            self._taken = (step_id, self.trainer.optimizer_step(by if self.held else 0))
-        result = self._taken[1]
-        folder = self.trainer.save(self.settings.checkpoints, self.run_id, step_id)
+            self._taken = (step_id, self.trainer.optimizer_step(by if self.held else 0), None)
+        result, folder = self._taken[1:]
+        if folder is None:
+            folder = self.trainer.save(self.settings.checkpoints, self.run_id, step_id)
+            self._taken = (step_id, result, folder)
         try:
             with self._commit() as session:
                 parts = queries.held_metrics(session, step_id, self.settings.incarnation)

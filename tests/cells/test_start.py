@@ -16,6 +16,7 @@ from activities.cell_process import START_TRIES, CannotStart, FirstStart
 from activities.cell_store import CellStore
 from activities.cell_trainer import CellTrainer
 from gyre.config import CellConfig, RunConfig
+from gyre.store.queries import FencedError
 from workers import cell_agent
 
 
@@ -86,3 +87,19 @@ def test_the_agent_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.Monke
         cell_agent.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == "gyre: cell c0: the engine cannot start: no such model\n"
+
+
+def test_a_replaced_agent_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Exit code 3, by which the supervisor knows that another start would take the cell back."""
+    run = SimpleNamespace(cells=[CellConfig(name="c0")])
+
+    async def serve(*_: object) -> None:
+        raise ExceptionGroup("tasks", [FencedError("cell 'c0' was taken by another agent")])
+
+    monkeypatch.setattr(sys, "argv", ["cell_agent", "--cell", "c0"])
+    monkeypatch.setattr(cell_agent, "settings_or_exit", lambda: SimpleNamespace(run=run))
+    monkeypatch.setattr(cell_agent, "serve", serve)
+    with pytest.raises(SystemExit) as ended:
+        cell_agent.main()
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == "gyre: cell 'c0' was taken by another agent\n"

@@ -159,6 +159,19 @@ def test_a_program_that_is_not_there_fails_the_stack(tmp_path: Path) -> None:
     assert "/no/such/program" in state.message
 
 
+def test_a_child_that_another_one_replaced_is_not_started_again(tmp_path: Path) -> None:
+    stack = Toy(tmp_path)
+    process = stack.spawn("replaced")
+    try:
+        state = stack.wait(lambda s: s.state == "ready", 60)
+        toy = the(state, "toy")
+        assert (toy.state, toy.restarts, toy.detail) == ("stopped", 0, "ended with code 3; its log ends: gyre: taken")
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

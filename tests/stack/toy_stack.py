@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from gyre.cli.stackfile import StackState, start_ticks
-from workers.settings import fail
+from workers.settings import REPLACED, fail
 from workers.stack import supervisor
 from workers.stack.child import ChildSpec
 from workers.stack.cpu_log import CpuLog
@@ -50,6 +50,7 @@ def main(data: Path, kind: str) -> int:
         "toy": [sys.executable, "-m", "tests.stack.toy_stack", str(data), "worker"],
         "broken": [sys.executable, "-c", "import sys; sys.exit('no such model')"],
         "missing": ["/no/such/program"],
+        "replaced": [sys.executable, "-c", f"import sys; print('gyre: taken'); sys.exit({REPLACED})"],
         "misconfigured": [sys.executable, "-c", "import sys; print('gyre: steps: must be 1'); sys.exit(2)"],
     }[kind]
     supervisor.ENDS_IN_A_ROW = 3  # a test need not wait for eight

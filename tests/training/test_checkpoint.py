@@ -53,16 +53,26 @@ def test_a_killed_writers_drafts_are_cleaned(stepped, tmp_path):
     folder = stepped.save(tmp_path, "run-s0", None)
     (tmp_path / ".v2.0123").mkdir()
     (tmp_path / ".v2.0123" / "model.safetensors").write_bytes(b"half")
-    checkpoint.clean(tmp_path)
+    checkpoint.clean(tmp_path, {folder}, 1)
     assert list(tmp_path.iterdir()) == [folder]
+    checkpoint.clean(tmp_path, set(), 0)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_saving_again_replaces_an_uncommitted_one(stepped, tmp_path):
-    folder = stepped.save(tmp_path, "run-s0", 1)
-    (folder / "model.safetensors").write_bytes(b"older")
-    assert stepped.save(tmp_path, "run-s0", 1) == folder
-    stepped.load(1, folder)
-    assert list(tmp_path.iterdir()) == [folder]
+def test_versions_of_a_database_that_is_gone_stay(tmp_path):
+    for name in ("v1", "v2", "v2.2", "v11", "values"):
+        (tmp_path / name).mkdir()
+    checkpoint.clean(tmp_path, set(), 0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["v11", "v2", "v2.2", "values"]
+
+
+def test_no_save_touches_another_ones_folder(stepped, tmp_path):
+    """Two writers of a version, one of them replaced without knowing: the row says later which of them counts."""
+    folders = [stepped.save(tmp_path, "run-s0", 1) for _ in range(3)]
+    assert [f.name for f in folders] == ["v1", "v1.2", "v1.3"]
+    stepped.load(1, folders[1])
+    checkpoint.clean(tmp_path, {folders[1]}, 1)
+    assert list(tmp_path.iterdir()) == [folders[1]]
 
 
 def test_only_folders_of_the_run_are_deleted(tmp_path, tiny_policy):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from gyre.cli.stackfile import StackPhase, StackState
+from workers.settings import REPLACED
 from workers.stack.child import Child, ChildSpec, adopt_orphans
 from workers.stack.cpu import CpuMeter, Owner
 from workers.stack.cpu_log import CpuLog
@@ -103,6 +104,11 @@ class Supervisor:
             ends = 1 if time.time() - child.started_at > LIVED_S else ends + 1
             how = child.how_it_ended()
             log.warning("%s (pid %s) %s", child.spec.name, child.pid, how)
+            if code == REPLACED:  # what it did goes on elsewhere, and so does this stack
+                child.set_phase("stopped", how)
+                self._write()
+                ready.set()
+                return
             if ends >= ENDS_IN_A_ROW or code == BAD_SETTINGS:
                 times = f" {ends} times in a row" if code != BAD_SETTINGS else ""
                 child.set_phase("failed", how)

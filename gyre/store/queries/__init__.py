@@ -46,6 +46,7 @@ from gyre.store.queries.samples import MicroBatchRows, NodeRow, SampleRow, micro
 from gyre.store.queries.steps import close_step, finish_step, oldest_unfinished_step, open_step, step_row, step_targets
 from gyre.store.queries.versions import (
     add_weight_version,
+    checkpoints,
     newest_version,
     set_ticket,
     stale_checkpoints,
@@ -73,6 +74,7 @@ __all__ = [
     "cell_epoch",
     "cells",
     "check_epoch",
+    "checkpoints",
     "claim_micro_batch",
     "close_step",
     "create_groups",

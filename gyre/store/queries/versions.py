@@ -60,6 +60,11 @@ def set_ticket(session: Session, run_id: str, version: int, ticket: dict[str, An
         session.execute(update(Step).where(Step.id == row.step_id).values(published_at=published))
 
 
+def checkpoints(session: Session, run_id: str) -> list[str]:
+    """The folders that the run's versions name, whether they are there still or not."""
+    return list(session.scalars(select(WeightVersion.checkpoint).where(WeightVersion.run_id == run_id)))
+
+
 def stale_checkpoints(session: Session, run_id: str, keep: int) -> list[WeightVersion]:
     """Versions older than the newest `keep`, oldest first, whose folders may be deleted; never version 0."""
     query = (
