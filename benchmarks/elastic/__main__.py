@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,7 @@ class Form:
 def main() -> None:
     """Parse, run, print."""
     x = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: the stack is stopped all the same
     for form in _forms(x):
         folder = x.results / form.name
         folder.mkdir(parents=True, exist_ok=True)
