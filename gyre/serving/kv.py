@@ -16,6 +16,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from gyre.config import CellConfig, ServingConfig
@@ -31,8 +32,11 @@ CUDA_FLOPS = 3e14
 """Multiplications and additions a second that one CUDA device is taken to reach in a prefill. An assumption (bfloat16
 on a Hopper card), not measured: the agent opens no context on a device that is the server's."""
 
+CUDA_RESERVE = 10 << 30
+"""Memory that SGLang keeps free beside the pages it holds for a CUDA device; without it, it does not start."""
+
 _PROBE_BYTES, _PROBE_PAGES = 16 << 20, 256
-_PROBE_S = 0.03
+_PROBE_PRODUCTS = 5
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,14 @@ def plan_kv(
         return None
     tokens = context or 2048
     budget = serving.kv_tokens * shape.bytes_per_token
+    # A copy of all that it holds in its host memory, as much in the folder, and as much for another cell.
+    need, free = 3 * budget + (CUDA_RESERVE if cell.devices else 0), psutil.virtual_memory().available
+    if need > free:
+        log.warning(
+            "kv: nothing moves between cells, for want of memory: serving.kv_tokens = %d needs %.1f GB more, and "
+            "%.1f GB are free", serving.kv_tokens, need / 1e9, free / 1e9,
+        )  # fmt: skip
+        return None
     root = MEMORY if _room(MEMORY) >= 2 * budget else spare
     folder = root / f"gyre-kv-{os.getuid()}" / f"{run_id}-{_fingerprint(policy_path, serving, cell)}"
     rates = measure(shape, folder.parent, serving, cell)
@@ -107,7 +119,10 @@ def plan_kv(
 
 
 def measure(shape: KvShape, root: Path, serving: ServingConfig, cell: CellConfig) -> KvRates:
-    """What this machine does now: pages through a folder below `root`, and a product of matrices like a layer's."""
+    """What this machine does: pages through a folder below `root`, and a product of matrices like a layer's.
+
+    By CPU time, not by the clock: what else the machine does at this moment is not its speed.
+    """
     return KvRates(_bytes_per_s(shape, root), _flops_per_s(serving, cell))
 
 
@@ -120,13 +135,13 @@ def _bytes_per_s(shape: KvShape, root: Path) -> float:
         for name in names:
             probe.put("0", name, page)
         into = torch.zeros(2 * half, dtype=torch.uint8)
-        best = float("inf")  # not the mean: what else the machine does now is not the folder's speed
+        best = float("inf")
         for name in names:
-            began = time.perf_counter()
+            began = time.thread_time()
             probe.get("0", name, page)
             into.copy_(torch.frombuffer(page[0].obj, dtype=torch.uint8).repeat(2))  # on to where the server computes
-            best = min(best, time.perf_counter() - began)
-        return 2 * half / best
+            best = min(best, time.thread_time() - began)
+        return 2 * half / max(best, 1e-9)
     finally:
         shutil.rmtree(probe.folder, ignore_errors=True)
 
@@ -134,19 +149,19 @@ def _bytes_per_s(shape: KvShape, root: Path) -> float:
 def _flops_per_s(serving: ServingConfig, cell: CellConfig) -> float:
     if cell.devices:
         return CUDA_FLOPS * len(cell.devices)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(len(cell.cpus) or 1)
+    before, threads = torch.get_num_threads(), len(cell.cpus) or 1
+    torch.set_num_threads(threads)
     try:
         a, b = (torch.randn(512, 512, dtype=getattr(torch, serving.dtype)) for _ in range(2))
         torch.mm(a, b)
-        best, began = float("inf"), time.perf_counter()
-        while time.perf_counter() - began < _PROBE_S or best == float("inf"):
-            start = time.perf_counter()
+        best = float("inf")
+        for _ in range(_PROBE_PRODUCTS):
+            began = time.process_time()
             torch.mm(a, b)
-            best = min(best, time.perf_counter() - start)
-        return 2 * 512**3 / best
+            best = min(best, time.process_time() - began)
+        return 2 * 512**3 * threads / max(best, 1e-9)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _room(folder: Path) -> int:

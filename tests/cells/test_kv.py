@@ -122,7 +122,7 @@ def test_cells_of_one_run_share_a_folder_until_the_last_has_left(policy: Path) -
 def test_what_another_layout_wrote_is_elsewhere(policy: Path) -> None:
     folders = set()
     for serving in ({}, {"dtype": "bfloat16"}):
-        kv = CellKv(run_of(policy, **serving), CellConfig(name="c0"), policy / "spare")
+        kv = CellKv(run_of(policy, kv_tokens=1024, **serving), CellConfig(name="c0"), policy / "spare")
         plan = kv.decide(policy)
         kv.close()
         assert plan is not None

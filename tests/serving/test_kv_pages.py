@@ -6,6 +6,7 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -143,6 +144,15 @@ def test_a_small_policy_has_no_plan(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         assert plan_kv("r", policy, 1024, ServingConfig(), CellConfig(name="c"), tmp_path) is None
     assert "would not pay" in caplog.text
+
+
+def test_a_machine_without_the_memory_has_no_plan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = write_policy(tmp_path / "policy", 0)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 20))
+    assert plan_kv("r", policy, 1024, ServingConfig(), CellConfig(name="c"), tmp_path) is None
+    assert "want of memory" in caplog.text
 
 
 def test_a_config_of_another_kind_has_no_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

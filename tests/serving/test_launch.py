@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gyre.config import CellConfig, ServingConfig
+from gyre.serving.kv import KvPlan
 from gyre.serving.launch import CONTEXT_SLACK, EngineProcess, EngineStartError, sglang_command
 
 SERVING = ServingConfig(max_running=12, kv_tokens=4096)
@@ -36,6 +37,7 @@ def test_cpu_command(policy: Path) -> None:
     assert value(argv, "--weight-version") == "7"
     assert value(argv, "--context-length") == str(1000 + CONTEXT_SLACK)
     assert "--tp-size" not in argv
+    assert "--enable-hierarchical-cache" not in argv and "GYRE_SGLANG_KV" not in env
     assert env["OMP_NUM_THREADS"] == "2"
     assert env["CUDA_VISIBLE_DEVICES"] == ""
     disabled = env["SGLANG_DISABLED_MODEL_ARCHS"].split(",")
@@ -61,8 +63,10 @@ def test_cuda_command(policy: Path) -> None:
 
 def test_every_flag_is_known_to_the_installed_sglang(policy: Path) -> None:
     flags = set()
+    kv = KvPlan(policy / "pages", budget=1 << 20, least_tokens=64, patience_s_per_1k=1.0)
     for cell in (CellConfig(name="c1", cpus=[0]), CellConfig(name="c1", devices=[0])):
-        argv, _ = sglang_command(policy, 1, SERVING, cell, context=64)
+        argv, env = sglang_command(policy, 1, SERVING, cell, context=64, kv=kv)
+        assert env["GYRE_SGLANG_KV"] == "1"
         flags |= {a for a in argv if a.startswith("--")}
     fields = "\n".join(
         f.read_text(encoding="utf-8") for f in (Path(_sglang_folder()) / "srt" / "arg_groups" / "fields").glob("*.py")

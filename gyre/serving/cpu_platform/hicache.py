@@ -52,7 +52,12 @@ def _no_pin(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 def register() -> None:
     """Put the copies above in the place of SGLang's."""
+    from sglang.srt.mem_cache.pool_host import base
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    # 10 GiB that must stay free beside the host pool, or the server does not start: more than a small machine has.
+    # `gyre.serving.kv` has looked whether there is room.
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
 
     pool = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
     HookRegistry.register(f"{pool}.load_to_device_per_layer", load_to_device_per_layer, HookType.REPLACE)
