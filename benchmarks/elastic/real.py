@@ -28,7 +28,7 @@ LOG_LINE = "[ok] the file was read and the list is in order\n"
 CONTEXT = 2048
 
 TOOL = """#!/bin/sh
-# {name}, slowly: the first such program of each command waits, and what it starts does not.
+# {name}, slowly, and with a log beside its output. What it starts itself is neither.
 PATH={path}
 [ -n "$WAITED" ] && exec {name} "$@"
 export WAITED=1
