@@ -1,0 +1,5 @@
+"""`python -m benchmarks.objective`: see `benchmarks.objective`."""
+
+from benchmarks.objective import main
+
+main()
