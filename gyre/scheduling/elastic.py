@@ -22,7 +22,8 @@ class ElasticPolicy:
       since an emptier cell decodes its stragglers faster. With r the tokens a second of one trainer, R the expected
       tail and s = to_train + to_rollout the price of a change, that is `ceil(B / (r * max(R, s)))`; when a step is
       closed (nobody is left to wait for), as many as there are.
-    - **Earning.** A trainer must find at least as much work as its change costs, so never more than `B / (r * s)`.
+    - **Earning.** A trainer must find at least as much work as its change costs, so never more than `B / (r * s)`. The
+      central cell has to change for the optimizer step in any case: it may go as soon as `B >= r * to_train`.
     - **Return.** Satellites come back when w exceeds c(S), when the live contexts exceed the caches of S by the
       hysteresis (there a little too much costs a prefill, not a place), or when the backlog is gone and the tail is
       expected to last longer than the price of two changes; the central one only under the first two rules, and only
@@ -58,6 +59,8 @@ class ElasticPolicy:
         if view.water_level == 0:  # nobody is served less for it, and the way back has to be gone anyway
             return max(1, int(work / max(rates.to_train_s, 1e-9)))
         most = int(work / max(price, 1e-9))
+        if work >= rates.to_train_s:
+            most = max(1, most)  # the central cell's, which goes first and would have to go anyway
         if view.steps_closed > 0 or view.tail_s is None:
             return most
         return min(most, math.ceil(work / max(view.tail_s, price, 1e-9)))

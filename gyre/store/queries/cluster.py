@@ -84,8 +84,9 @@ SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY n_tokens / seconds)::float8
          ORDER BY m.id DESC LIMIT :batches) AS newest
 """
 
+# Of two, the lower: the first change of a process is slow.
 _CHANGES = """
-SELECT to_role, percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds)::float8 AS seconds
+SELECT to_role, percentile_disc(0.5) WITHIN GROUP (ORDER BY seconds)::float8 AS seconds
   FROM (SELECT to_role, EXTRACT(epoch FROM ended_at - started_at)::float8 AS seconds,
                row_number() OVER (PARTITION BY to_role ORDER BY id DESC) AS nth
           FROM role_changes WHERE run_id = :run AND ended_at > started_at) AS newest
