@@ -81,8 +81,8 @@ def plan_kv(
 ) -> KvPlan | None:
     """The plan of `cell`, or None where nothing is to move; one line in the log says why.
 
-    Measures for about a tenth of a second. `spare`: a folder on disk for pages that memory has no room for.
-    `context`: longest prompt + completion, in tokens; None: 2048.
+    Measures for about a tenth of a second. `spare`: a folder on disk, the run's own, for pages that memory has no room
+    for. `context`: longest prompt + completion, in tokens; None: 2048.
     """
     if serving.kv_migration == "off":
         return None
@@ -103,7 +103,7 @@ def plan_kv(
         )  # fmt: skip
         return None
     root = MEMORY if _room(MEMORY) >= 2 * budget else spare
-    folder = root / f"gyre-kv-{os.getuid()}" / f"{run_id}-{_fingerprint(policy_path, serving, cell)}"
+    folder = root / f"gyre-kv-{os.getuid()}" / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
     rates = measure(shape, folder.parent, serving, cell)
     least = least_tokens(shape, rates, tokens)
     estimate = (
@@ -171,8 +171,11 @@ def _room(folder: Path) -> int:
         return 0
 
 
-def _fingerprint(policy_path: Path, serving: ServingConfig, cell: CellConfig) -> str:
-    """Of everything but the weights that decides a page's bytes; the weights are the policy version's affair."""
+def _fingerprint(policy_path: Path, serving: ServingConfig, cell: CellConfig, spare: Path) -> str:
+    """Of everything but the weights that decides a page's bytes; the weights are the policy version's affair.
+
+    Two runs of one name have different weights under one version, and different folders of data.
+    """
     config = json.loads((policy_path / "config.json").read_text(encoding="utf-8"))
-    facts = [config, serving.dtype, len(cell.devices), "page_first", PAGE_TOKENS]
+    facts = [config, serving.dtype, len(cell.devices), "page_first", PAGE_TOKENS, str(spare.absolute())]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

@@ -119,15 +119,15 @@ def test_cells_of_one_run_share_a_folder_until_the_last_has_left(policy: Path) -
     assert not plans[1].folder.exists()
 
 
-def test_what_another_layout_wrote_is_elsewhere(policy: Path) -> None:
+def test_what_another_layout_or_another_run_of_the_name_wrote_is_elsewhere(policy: Path) -> None:
     folders = set()
-    for serving in ({}, {"dtype": "bfloat16"}):
-        kv = CellKv(run_of(policy, kv_tokens=1024, **serving), CellConfig(name="c0"), policy / "spare")
+    for serving, data in (({}, "here"), ({"dtype": "bfloat16"}, "here"), ({}, "there")):
+        kv = CellKv(run_of(policy, kv_tokens=1024, **serving), CellConfig(name="c0"), policy / data)
         plan = kv.decide(policy)
         kv.close()
         assert plan is not None
         folders.add(plan.folder)
-    assert len(folders) == 2
+    assert len(folders) == 3
 
 
 def test_off(policy: Path) -> None:
