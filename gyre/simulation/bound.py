@@ -36,6 +36,13 @@ def lower_bound(scenario: Scenario, *, staleness: int = 0, quorum: int | None = 
     return float(max(work, sum(lives), *chains))
 
 
+def serving_part(scenario: Scenario) -> float:
+    """The part of all work's cell-seconds that is serving, at the least that each takes."""
+    serve = sum(serving_s(step, scenario) for step in scenario.steps)
+    train = sum(float(_trained(step, scenario).sum()) for step in scenario.steps) / scenario.cost.train_tokens_s
+    return serve / (serve + train) if serve + train > 0 else 0.0
+
+
 def serving_s(step: StepWork, scenario: Scenario) -> float:
     """Cell-seconds that serving a step takes at least.
 
