@@ -87,8 +87,8 @@ def test_who_leaves_leaves_enough_room(roles: str, level: int, backlog: int, kv:
 
 @pytest.mark.parametrize(("backlog", "expected"), [(99, "sss"), (100, "tss"), (500, "tss"), (650, "tts")])
 def test_central_goes_once_its_way_is_worth_it_and_satellites_when_both_ways_are(backlog: int, expected: str) -> None:
-    """100 tokens/s, 1 s there, 2 s back: 100 tokens for the one that has to go in any case, 300 for each otherwise. With
-    a tail of 3 s, need asks for as many."""
+    """100 tokens/s, 1 s there, 2 s back: 100 tokens for the one that has to go in any case, 300 for each otherwise, and
+    a tail of 3 s needs as many."""
     seen = replace(view("sss", backlog=backlog), tail_s=3.0)
     decided = ElasticPolicy().decide(seen)
     assert "".join("s" if decided[c.name].role == "rollout" else "t" for c in seen.cells) == expected
