@@ -15,8 +15,8 @@ class ElasticPolicy:
 
     With S the cells that serve, c(S) the rollouts they can hold, w the water level and B the backlog:
 
-    - **Room.** A cell leaves S only if c(S without it) >= (1 + hysteresis) * w, the caches of S without it hold as
-      much more than the contexts of all live rollouts, and some cell stays while w > 0. The
+    - **Room.** A cell leaves S only if c(S without it) >= (1 + hysteresis) * w, the caches of S without it hold an
+      eighth more than the contexts of all live rollouts, and some cell stays while w > 0. The
       central cell leaves first (only it can take the optimizer step), then the cells that hold the fewest rollouts.
     - **Need.** Trainers are wanted for the backlog to be gone when the tail ends, and no more: what is left serves,
       since an emptier cell decodes its stragglers faster. With r the tokens a second of one trainer, R the expected
@@ -24,17 +24,23 @@ class ElasticPolicy:
       closed (nobody is left to wait for), as many as there are.
     - **Earning.** A trainer must find at least as much work as its change costs, so never more than `B / (r * s)`. The
       central cell has to change for the optimizer step in any case: it may go as soon as `B >= r * to_train`.
-    - **Return.** Satellites come back when w exceeds c(S), when the live contexts exceed the caches of S by the
-      hysteresis (there a little too much costs a prefill, not a place), or when the backlog is gone and the tail is
+    - **Return.** Satellites come back when w exceeds c(S), when the live contexts exceed the caches of S by an
+      eighth (there a little too much costs a prefill, not a place), or when the backlog is gone and the tail is
       expected to last longer than the price of two changes; the central one only under the first two rules, and only
       if it has nothing to do or nobody serves. All come back when no step is open.
+    - **Staying.** Rollouts that wait for their launch (the next step's) do not call a trainer back from the oldest
+      step's backlog: as long as c(S) holds those that are live, `ceil(B / (r * patience * R))` trainers stay, and no
+      more than earn their change; of a closed step all that earn it. Its end is what opens the step after the next. The
+      patience is there because rollouts that have just been launched hide a longer tail than R tells.
 
     A cell that left under the first rule comes back only after the level has grown by the hysteresis, so a level
     that wavers moves nothing. Until rates have been measured, one trainer is wanted for every `min_backlog_tokens`.
     """
 
     min_backlog_tokens: int = 2048
-    hysteresis: float = 0.125
+    hysteresis: float = 0.05
+    kv_hysteresis: float = 0.125
+    patience: float = 10.0
 
     def decide(self, view: ClusterView) -> Mapping[str, Decision]:
         decisions = {c.name: Decision(c.heading, "as it is") for c in view.cells}
@@ -42,7 +48,7 @@ class ElasticPolicy:
             return {c.name: Decision("rollout", "nothing to train") for c in view.cells}
         heading_serve = [c for c in view.cells if c.heading == "rollout"]
         capacity = sum(c.max_running for c in heading_serve)
-        too_long = view.context_tokens > (1 + self.hysteresis) * _kv(heading_serve)
+        too_long = view.context_tokens > (1 + self.kv_hysteresis) * _kv(heading_serve)
         if view.water_level > 0 and (not heading_serve or view.water_level > capacity or too_long):
             return decisions | self._come_back(view, capacity, _kv(heading_serve), capacity > 0)
         return decisions | (self._leave(view) or self._spread(view))
@@ -67,17 +73,32 @@ class ElasticPolicy:
 
     def _come_back(self, view: ClusterView, capacity: int, kv: float, served: bool) -> dict[str, Decision]:
         back: dict[str, Decision] = {}
+        trainers = sum(c.heading == "train" for c in view.cells)
+        stay = self._staying(view, capacity, kv)
         has_work = view.steps_closed > 0 or view.backlog_tokens > 0
         for cell in sorted((c for c in view.cells if c.heading == "train"), key=_leaving_order, reverse=True):
-            enough = capacity >= view.water_level and (1 + self.hysteresis) * kv >= view.context_tokens
-            if served and (enough or (cell.central and has_work)):
+            enough = capacity >= view.water_level and (1 + self.kv_hysteresis) * kv >= view.context_tokens
+            if served and (enough or trainers <= stay or (cell.central and has_work)):
                 continue
             why = f"water level {view.water_level} exceeds capacity {capacity}"
             if capacity >= view.water_level and served:
                 why = f"contexts of {view.context_tokens} tokens exceed caches of {kv:.0f}"
             back[cell.name] = Decision("rollout", why)
             capacity, kv, served = capacity + cell.max_running, kv + _kv((cell,)), True
+            trainers -= 1
         return back
+
+    def _staying(self, view: ClusterView, capacity: int, kv: float) -> int:
+        """Trainers that rollouts which only wait for their launch do not call back."""
+        rates, live = view.rates, sum(c.live for c in view.cells)
+        if rates is None or view.backlog_tokens == 0 or live > capacity or view.context_tokens > kv:
+            return 0
+        work = view.backlog_tokens / rates.train_tokens_s
+        price = rates.to_train_s + rates.to_rollout_s
+        most = int(work / max(price, 1e-9))
+        if view.steps_closed > 0 or view.tail_s is None:
+            return most
+        return min(most, math.ceil(work / max(self.patience * view.tail_s, price, 1e-9)))
 
     def _leave(self, view: ClusterView) -> dict[str, Decision]:
         leave: dict[str, Decision] = {}
@@ -92,7 +113,7 @@ class ElasticPolicy:
             serves = cell.role == "rollout"  # one that is still on its way back holds nothing yet
             stays, remaining = servers - serves, capacity - cell.max_running * serves
             kv_stays = _kv(c for c in view.cells if c.role == "rollout" and c.name not in leave and c is not cell)
-            holds = remaining >= needed and kv_stays >= view.context_tokens * (1 + self.hysteresis)
+            holds = remaining >= needed and kv_stays >= view.context_tokens * (1 + self.kv_hysteresis)
             if view.water_level > 0 and (not holds or stays < 1):
                 break
             why = f"{view.backlog_tokens} tokens to train" + (", step closed" if view.steps_closed else "")
