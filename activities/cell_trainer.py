@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from activities.cell_process import BackOff, FirstStart
 from gyre.config import CellConfig
 from gyre.serving.process import child_setup, end_group
 from gyre.training.client import TrainerClient
+from gyre.training.launch import trainer_command
 from gyre.training.protocol import TrainerStatus, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
@@ -123,14 +123,11 @@ class CellTrainer:
     def _start(self) -> subprocess.Popen[bytes]:
         self.client.socket.unlink(missing_ok=True)  # of a trainer that was killed
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        argv = [
-            sys.executable, "-m", self._module, "--cell", self._cell.name, "--socket", str(self.client.socket),
-            "--epoch", str(self._epoch),
-        ]  # fmt: skip
+        argv, env = trainer_command(self._module, self._cell, self.client.socket, self._epoch)
         with self._log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,
-                env={**os.environ, **self._env},
+                env={**os.environ, **env, **self._env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

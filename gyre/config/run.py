@@ -327,6 +327,15 @@ class LayoutConfig(Section):
         return self.tensor_parallel * self.pipeline_parallel
 
 
+class ServingLayoutConfig(Section):
+    """How the server of a cell with CUDA devices is split over them; docs/training.md, "Cells on CUDA"."""
+
+    pipeline_parallel: int = Field(1, ge=1)
+    """Stages. Each is tensor-parallel over an equal share of the cell's devices."""
+    memory_fraction: float | None = Field(None, gt=0, lt=1)
+    """Part of a device's memory for weights and KV cache; none: SGLang's own choice."""
+
+
 class CellConfig(Section):
     """Devices that share one training layout."""
 
@@ -337,14 +346,33 @@ class CellConfig(Section):
     cpus: list[int] = []
     """CPU cores that the cell's engine and trainer are pinned to (a CPU cell is a device); empty: no pinning."""
     devices: list[int] = []
-    """CUDA devices of the cell; empty: CPU. The trainer's ranks take the first ones, one each."""
+    """CUDA devices of the cell, on each of its machines; empty: CPU. The trainer's ranks take the first, one each."""
+    nodes: list[str] = []
+    """Machines of the cell, by name or address, where it has several: on the first runs its agent, and the others'
+    processes are started there by hand with what `gyre cells RUN.toml` prints. Empty: this machine."""
+    rendezvous_port: int = Field(29500, ge=1024, le=65534)
+    """With several `nodes`: port of the first at which the trainer's ranks meet; the server's meet at the next one."""
     layout: LayoutConfig = LayoutConfig()
     """How its trainer is split over processes. Cells may differ in it."""
+    serving: ServingLayoutConfig = ServingLayoutConfig()
+    """How its server is split over `devices`."""
 
     @model_validator(mode="after")
     def _a_device_a_rank(self) -> Self:
-        if self.devices and len(self.devices) < self.layout.ranks:
+        machines = max(1, len(self.nodes))
+        if machines > 1 and not self.devices:
+            raise ValueError("nodes: a cell of several machines needs devices; machines without are cells of their own")
+        if len(set(self.nodes)) < len(self.nodes):
+            raise ValueError(f"nodes: a machine is there twice in {self.nodes}")
+        if self.layout.ranks % machines:
+            raise ValueError(f"nodes: the layout's {self.layout.ranks} ranks do not divide over {machines} machines")
+        if self.devices and len(self.devices) * machines < self.layout.ranks:
             raise ValueError(f"devices: the layout's {self.layout.ranks} ranks need as many, got {self.devices}")
+        if self.devices and len(self.devices) * machines % self.serving.pipeline_parallel:
+            raise ValueError(
+                f"serving.pipeline_parallel: {self.serving.pipeline_parallel} stages do not divide the cell's "
+                f"{len(self.devices) * machines} devices"
+            )
         return self
 
 

@@ -47,11 +47,13 @@ def sglang_command(
     context: int | None = None,
     host: str = "127.0.0.1",
     kv: KvPlan | None = None,
+    node: int = 0,
 ) -> tuple[list[str], dict[str, str]]:
-    """The argv and the additional environment of the server of `cell`.
+    """The argv and the additional environment of the server of `cell`, on its machine number `node`.
 
     `policy_path`: Hugging Face folder, weights of policy version `version`. `context`: longest prompt + completion in
-    tokens; None: the model's own. A cell without devices is served on CPU, else tensor-parallel over its devices.
+    tokens; None: the model's own. A cell without devices is served on CPU, else by stages that are each
+    tensor-parallel over an equal share of its devices; requests go to its first machine.
     Log-probs that the server returns are those of the softmax at the request's temperature. It takes and gives token
     ids only: it loads no tokenizer, so stop strings do not work and stop token ids do. `kv`: how keys and values move
     to and from other cells; None: they do not.
@@ -87,7 +89,7 @@ def sglang_command(
         argv += kv.arguments()
         env[KV_VARIABLE] = "1"
     if cell.devices:
-        argv += ["--device", "cuda", "--tp-size", str(len(cell.devices)), "--enable-memory-saver"]
+        argv += _cuda_arguments(cell, node)
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(d) for d in cell.devices)
     else:
         argv += ["--device", "cpu", "--attention-backend", "torch_native"]
@@ -100,6 +102,25 @@ def sglang_command(
             "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_unused_architectures()),
         }
     return argv, env
+
+
+def _cuda_arguments(cell: CellConfig, node: int) -> list[str]:
+    nodes, stages = max(1, len(cell.nodes)), cell.serving.pipeline_parallel
+    argv = [
+        "--device", "cuda",
+        "--tp-size", str(len(cell.devices) * nodes // stages),
+        "--pp-size", str(stages),
+        "--enable-memory-saver",  # else the trainer on the same devices could not have the server's memory
+    ]  # fmt: skip
+    if cell.serving.memory_fraction is not None:
+        argv += ["--mem-fraction-static", str(cell.serving.memory_fraction)]
+    if nodes > 1:
+        argv += [
+            "--nnodes", str(nodes),
+            "--node-rank", str(node),
+            "--dist-init-addr", f"{cell.nodes[0]}:{cell.rendezvous_port + 1}",
+        ]  # fmt: skip
+    return argv
 
 
 def _context_length(policy_path: Path, context: int) -> int:

@@ -1,0 +1,60 @@
+"""`gyre cells`: the commands that start every cell's processes, machine by machine."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gyre.cli.data import DataOption, data_folder
+from gyre.cli.errors import CliError
+from gyre.config import CellConfig, ConfigError, RunConfig, load_run_config
+from gyre.serving.launch import EngineStartError, sglang_command
+from gyre.training.launch import trainer_command
+
+TRAINER_MODULE = "workers.trainer"
+
+
+def cells(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the servers; a cell's agent takes a free one.")
+    ] = 30000,
+    data: DataOption = None,
+) -> None:
+    """Print how every cell's server and trainer are started: on its own machine by its agent, on others by you."""
+    try:
+        run = load_run_config(run_file)
+    except ConfigError as error:
+        raise CliError(str(error), code=2) from error
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    try:
+        for line in lines(run, data_folder(data, run_file) / "sockets", port):
+            console.print(line)
+    except EngineStartError as error:
+        raise CliError(str(error)) from error
+
+
+def lines(run: RunConfig, sockets: Path, port: int) -> Iterator[str]:
+    """A comment for each machine of each cell, then its server's and its trainer's command for a shell."""
+    for cell in run.cells:
+        for node, machine in enumerate(cell.nodes or ["this machine"]):
+            yield f"# {cell.name}{' (central)' if cell.central else ''}, {machine}, {_devices(cell)}"
+            yield _shell(
+                *sglang_command(run.policy.path, port, run.serving, cell, context=run.policy.context, node=node)
+            )
+            yield _shell(*trainer_command(TRAINER_MODULE, cell, sockets / f"trainer-{cell.name}-0.sock", node=node))
+
+
+def _devices(cell: CellConfig) -> str:
+    if cell.devices:
+        return f"CUDA {', '.join(map(str, cell.devices))}"
+    return f"CPU {', '.join(map(str, cell.cpus))}" if cell.cpus else "CPU"
+
+
+def _shell(argv: list[str], env: dict[str, str]) -> str:
+    return shlex.join([*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *argv])
