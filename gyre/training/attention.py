@@ -40,6 +40,9 @@ _BLOCK = 128
 _BATCHED_BELOW = 64
 """Equal neighbours up to this length are computed in one call: below it a call costs more than its arithmetic."""
 
+_CACHED = 1 << 17
+"""Numbers that rotary embedding works on at once on a CPU, so that what one pass writes the next finds in the cache."""
+
 
 class TreeAttention(MegatronModule):  # type: ignore[misc]
     """Rotary embedding, then attention of each token to those above it in its tree.
@@ -94,7 +97,7 @@ class TreeAttention(MegatronModule):  # type: ignore[misc]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [T, heads, d], half-split as in Llama and Qwen; cos and sin are [T, d / 2]."""
+    """Rotary embedding of x [T, heads, d], half-split as in Llama and Qwen; cos is [T, d], sin [T, d / 2]."""
     out: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return out
 
@@ -112,12 +115,13 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    left, right = out.chunk(2, -1)
-    torch.mul(first, cos, out=left).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=right).addcmul_(first, sin)
+    rows = max(1, _CACHED * len(x) // x.numel()) if x.device.type == "cpu" else len(x)
+    for part, c, s, into in zip(*(torch.split(t, rows) for t in (x, cos[:, None], sin[:, None], out)), strict=True):
+        (first, second), (left, right) = part.chunk(2, -1), into.chunk(2, -1)
+        torch.mul(part, c, out=into)  # a whole head at once: the inner loop of half a head is too short
+        left.addcmul_(second, s, value=-1)
+        right.addcmul_(first, s)
     return out
 
 

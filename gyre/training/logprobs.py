@@ -1,7 +1,8 @@
 """Log-probs of chosen tokens from the decoder's hidden states, a chunk of positions at a time.
 
-The vocabulary's logits exist for one chunk only, forward and backward (where they are computed again, but for the last
-chunk): memory does not grow with positions x vocabulary, and positions that are no targets cost nothing.
+The vocabulary's logits exist for one chunk only, forward and backward. Backward needs a chunk's softmax: those of the
+last chunks are kept from the forward pass, up to a fixed size, and what does not fit is computed again. So memory does
+not grow with positions x vocabulary without bound, and positions that are no targets cost nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from gyre.training import megatron_cpu
 megatron_cpu.install()
 
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region  # noqa: E402
+
+_KEPT_BYTES = 512 << 20
+"""What softmaxes kept for the backward pass may take; the last chunk's is kept whatever its size. One that is not kept
+costs a fourth product with the vocabulary instead of three."""
+
+_CACHED = 1 << 16
+"""Logits that are worked on at once on a CPU."""
 
 
 class TargetLogprobs(NamedTuple):
@@ -112,47 +120,45 @@ class _TokenLogprobs(torch.autograd.Function):
         logsumexp, entropies = (torch.empty(len(hidden), dtype=wide, device=hidden.device) for _ in range(2))
         logprobs = torch.empty(len(ids), dtype=wide, device=hidden.device)
         parts = _parts(len(hidden), chunk, predictors)
-        for rows, part in parts:
+        kept: dict[int, Tensor] = {}
+        keep_from = _kept_from(parts, tokens * wide.itemsize) if any(ctx.needs_input_grad) else len(parts)
+        for index, (rows, part) in enumerate(parts):
             logits = (hidden[rows] @ table.t()).to(wide)
             at = predictors[part] - rows.start
             chosen = logits[at, local[part]].mul_(mine[part])
             top = logits.amax(1)
             _reduce(top, dist.ReduceOp.MAX, group)
-            logits.sub_(top[:, None])
-            powers = logits.exp()
-            total = powers.sum(1)
-            weighted = torch.linalg.vecdot(powers, logits)
+            total, weighted = _exponentials(logits.sub_(top[:, None]))
             _reduce(torch.stack([total, weighted]), dist.ReduceOp.SUM, group, (total, weighted))
             _reduce(chosen, dist.ReduceOp.SUM, group)
             log_total = total.log()
             logsumexp[rows] = top + log_total
             entropies[rows] = log_total - weighted / total
             logprobs[part] = chosen - logsumexp[rows][at]
-        # The backward pass begins with the chunk that was computed last: its softmax stays.
-        softmax = powers.div_(total[:, None]) if parts and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(hidden, weight, local, mine, predictors, logsumexp, softmax)
-        ctx.parts, ctx.tokens = parts, tokens
+            if index >= keep_from:
+                kept[index] = logits.div_(total[:, None])
+        ctx.save_for_backward(hidden, weight, local, mine, predictors, logsumexp)
+        ctx.parts, ctx.kept, ctx.tokens = parts, kept, tokens
         entropies = entropies[predictors]
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, local, mine, predictors, logsumexp, softmax = ctx.saved_tensors
+        hidden, weight, local, mine, predictors, logsumexp = ctx.saved_tensors
         grad = grads[0]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
         table, grad_table = weight[: ctx.tokens], grad_weight[: ctx.tokens]
-        for rows, part in reversed(ctx.parts):
+        for index, (rows, part) in reversed(list(enumerate(ctx.parts))):
             states, g = hidden[rows], grad[part]
             at = predictors[part] - rows.start
             # d logp = onehot - softmax, summed over the targets of a row
             summed = torch.zeros(len(states), dtype=g.dtype, device=g.device).index_add_(0, at, g)
+            softmax = ctx.kept.pop(index, None)
             if softmax is None:
-                logits = (states @ table.t()).to(logsumexp.dtype)
-                d = logits.sub_(logsumexp[rows, None]).exp_().mul_(-summed[:, None])
-            else:
-                d, softmax = softmax * -summed[:, None], None
+                softmax = (states @ table.t()).to(logsumexp.dtype).sub_(logsumexp[rows, None]).exp_()
+            d = softmax.mul_(-summed[:, None])
             d.index_put_((at, local[part]), g * mine[part], accumulate=True)
             d = d.to(hidden.dtype)
             grad_hidden[rows] = d @ table
@@ -160,11 +166,39 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
+def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """e^x in the place of x [n, V]; sums over V of e^x and of x e^x, each [n]. A few rows at a time on a CPU, so that
+    what passes write and read again stays in the cache."""
+    total, weighted = (logits.new_empty(len(logits)) for _ in range(2))
+    rows = max(1, _CACHED // logits.size(1)) if logits.device.type == "cpu" else max(1, len(logits))
+    for start in range(0, len(logits), rows):
+        part = slice(start, start + rows)
+        powers = logits[part].exp()
+        torch.sum(powers, 1, out=total[part])
+        torch.linalg.vecdot(powers, logits[part], out=weighted[part])
+        logits[part] = powers
+    return total, weighted
+
+
 def _parts(n: int, chunk: int, predictors: Tensor) -> list[tuple[slice, slice]]:
     """Slices of at most `chunk` of n rows, and beside each the slice of the targets that they predict."""
     bounds = [*range(0, n, chunk), n]
     cuts = torch.searchsorted(predictors, torch.tensor(bounds, device=predictors.device)).tolist()
     return [(slice(bounds[i], bounds[i + 1]), slice(cuts[i], cuts[i + 1])) for i in range(len(bounds) - 1)]
+
+
+def _kept_from(parts: list[tuple[slice, slice]], row_bytes: int) -> int:
+    """The first of the last chunks whose softmaxes take at most `_KEPT_BYTES` together; at least the last is one."""
+    first, held = len(parts), 0
+    while first and (first == len(parts) or held + _rows(parts[first - 1]) * row_bytes <= _KEPT_BYTES):
+        first -= 1
+        held += _rows(parts[first]) * row_bytes
+    return first
+
+
+def _rows(part: tuple[slice, slice]) -> int:
+    rows: int = part[0].stop - part[0].start
+    return rows
 
 
 def _local_ids(ids: Tensor, start: int, tokens: int) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,9 @@ def install() -> bool:
     if _installed or torch.cuda.is_available():
         return False
     _installed = True
+    # Rows make tensors of many megabytes, which come new from the system each time: in pages of 2 MB where it has them
+    # (Linux: transparent_hugepage/enabled), instead of 4 KB. torch reads this at its first tensor.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     _quiet()
     _redirect_cuda()
     _redirect_factories()

@@ -20,8 +20,8 @@ from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 class PackedTrees(PackedSeqParams):  # type: ignore[misc]
     """Megatron's packed-sequence description (a sequence is a whole tree), plus what the core attention needs.
 
-    Made once a micro-batch. `cos` and `sin` are the rotary tables of the row's positions, [T, head_dim / 2].
-    `block_mask` is FlexAttention's, which the first layer on a CUDA device makes for all.
+    Made once a micro-batch. `cos` [T, head_dim] and `sin` [T, head_dim / 2] are the rotary tables of the row's
+    positions. `block_mask` is FlexAttention's, which the first layer on a CUDA device makes for all.
     """
 
     row: TreeRow | None = None
@@ -31,14 +31,16 @@ class PackedTrees(PackedSeqParams):  # type: ignore[misc]
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, [T, head_dim / 2], of `positions` [T]: angles in float32 as the inference engines compute them.
+    """cos [T, head_dim], twice the same half, and sin [T, head_dim / 2] of `positions` [T]: angles in float32 as the
+    inference engines compute them.
 
     (In float64 for a float64 model, so that tests can compare to 1e-10.)
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     exponent = torch.arange(0, head_dim, 2, device=positions.device).to(wide) / head_dim
     angles = torch.outer(positions.to(wide), 1.0 / (theta**exponent))
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos = angles.cos().to(dtype)
+    return torch.cat((cos, cos), 1), angles.sin().to(dtype)
 
 
 def pack(

@@ -47,12 +47,14 @@ class SupervisedTrainer:
         count = sum(int(e.mask[1:].sum()) for e in examples)
         if not count:
             raise ValueError("no token is to be learnt: every mask is empty")
-        self.stream.begin()
-        total = 0.0
-        for part in _packs(examples, self.budget):
-            total += self.stream.micro_batch(*self._work(part))
+        total = self.accumulate(examples)
         self.stream.finish(count, lr)
         return total / count
+
+    def accumulate(self, examples: Sequence[Example]) -> float:
+        """The gradient of the sum of their losses, into an accumulator that was emptied; that sum."""
+        self.stream.begin()
+        return sum(self.stream.micro_batch(*self._work(part)) for part in _packs(examples, self.budget))
 
     def evaluate(self, examples: Sequence[Example]) -> float:
         """Mean loss in nats a target, without training."""

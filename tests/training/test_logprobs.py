@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gyre.training import logprobs as logprobs_module
 from gyre.training.logprobs import TargetQuery, token_logprobs
 from gyre.training.model import load_policy
 from gyre.trajectory.packed import TreeRow
@@ -16,8 +17,10 @@ def plain(hidden, weight, ids):
     return log.gather(1, ids[:, None]).squeeze(1), -(log.exp() * log).sum(-1)
 
 
+@pytest.mark.parametrize("kept_rows", [0, 5, 1000])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 20, 1000])
-def test_chunks_change_nothing(chunk):
+def test_chunks_change_nothing_whether_kept_for_the_backward_pass_or_not(chunk, kept_rows, monkeypatch):
+    monkeypatch.setattr(logprobs_module, "_KEPT_BYTES", kept_rows * 50 * 8)
     torch.manual_seed(0)
     hidden = torch.randn(20, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
