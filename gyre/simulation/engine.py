@@ -50,6 +50,8 @@ class Outcome:
     moved: int
     """Rollouts that a leaving cell handed to another."""
     events: int
+    trained_tokens: float
+    """Of all micro-batches that were computed."""
     spans: tuple[Span, ...] = ()
 
 
@@ -104,6 +106,7 @@ class _Run:
         self.cell_s = dict.fromkeys(STATES, 0.0)
         self.spans: list[Span] = []
         self.switches = self.moved = self.count = 0
+        self.trained = 0.0
         c = self.cost
         self.rates = Rates(c.train_tokens_s, c.to_train_s, c.to_rollout_s)
         self.has_trained = self.has_changed = rates_known
@@ -124,7 +127,7 @@ class _Run:
             self._book(cell)
         return Outcome(
             self.now, tuple(self.begins), tuple(self.settled), tuple(self.ends), self.cell_s, self.switches, self.moved,
-            self.count, tuple(self.spans),
+            self.count, self.trained, tuple(self.spans),
         )  # fmt: skip
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -159,8 +162,9 @@ class _Run:
             else:
                 hand_out()
 
-    def _micro_batch_ends(self, cell: CellState, step: StepState) -> None:
+    def _micro_batch_ends(self, cell: CellState, step: StepState, tokens: float) -> None:
         cell.busy = False
+        self.trained += tokens
         self.has_trained = True
         step.computing -= 1
         self._enter(cell, "train idle")
@@ -329,7 +333,7 @@ class _Run:
             cell.busy = True
             self._enter(cell, "train")
             took = self.cost.micro_batch_s + tokens / self.cost.train_tokens_s
-            self._at(took, partial(self._micro_batch_ends, cell, step))
+            self._at(took, partial(self._micro_batch_ends, cell, step, tokens))
         central = self.cells[0]
         if step.closed and not step.queue and not step.computing and central.role == "train" and not central.busy:
             self.optimizing = central.busy = True
