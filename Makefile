@@ -14,11 +14,12 @@ SMOLLM2_STAMP := .venvs/smollm2/.stamp
 NODE_STAMP := .venvs/node/.stamp
 RUN ?= examples/quickstart/run.toml
 
-.PHONY: help setup harnesses train test lint bench bench-elastic down clean system-libraries
+.PHONY: help setup harnesses train test faults lint bench bench-elastic down clean system-libraries
 
 help:
 	@echo "make train   set up, then train the quickstart policy (RUN=file.toml for another run)"
 	@echo "make test    set up, then lint, types and every test"
+	@echo "make faults  every fault of training: real trainers killed, stopped, cut off and replaced (some minutes)"
 	@echo "make setup   environments .venv and .venvs/mini"
 	@echo "make harnesses   Claude Code, Qwen Code and Codex into .venvs/node (1.4 GB; needs npm)"
 	@echo "make bench-elastic   elastic, colocate and async on the same work (BENCH=options; all of it takes hours)"
@@ -76,6 +77,9 @@ test: setup lint
 	elif ! $(MAKE) --no-print-directory harnesses; then \
 	  echo "npm could not install Claude Code, Qwen Code and Codex: the tests of those that are missing are skipped"; fi
 	$(BIN)/python -m pytest
+
+faults: setup
+	GYRE_EVERY_FAULT=1 $(BIN)/python -m pytest tests/cells/test_kills.py tests/cells/test_fencing.py tests/cells/test_partition.py tests/cells/test_exactly_once.py
 
 lint: setup
 	$(BIN)/ruff check .

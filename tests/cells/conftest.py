@@ -7,25 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 import pytest_asyncio
 from sqlalchemy import Engine
 
+import activities.cell
+import activities.cell_trainer
+import activities.cell_work
+from activities.cell_process import BackOff
 from gyre.config import RunConfig
 from gyre.store import queries as q
 from gyre.store.db import libpq_url, make_engine, transaction
 from tests.cells.bench import Bench
+from tests.cells.zygote import Zygote
 from tests.serving.tiny_policy import write_policy
+
+if TYPE_CHECKING:
+    from tests.cells.pair import Pair
+
+_count = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def database_of_module(postgres_url: str) -> Iterator[str]:
-    name = f"cells_{os.getpid()}"
+    name = f"cells_{os.getpid()}_{next(_count)}"
     base, _, template = postgres_url.rpartition("/")
     with psycopg.connect(libpq_url(f"{base}/postgres"), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
@@ -79,3 +91,36 @@ async def bench(
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         bench.central.trainer.stop()
+
+
+# ---- two cells without engines: what trains is killed in a hundred ways ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trainers start in a tenth of a second, and the dead are looked for more often."""
+    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(activities.cell_trainer, "subprocess", zygote)
+        patch.setattr(activities.cell_trainer, "BackOff", lambda: BackOff(longest=0.0))
+        for module in (activities.cell, activities.cell_work):
+            patch.setattr(module, "REQUEUE_S", 0.2)
+        yield
+    zygote.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(
+    database_of_module: str, db: Engine, hurried: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Pair]:
+    # Here, since they import Megatron.
+    from tests.cells.pair import Pair
+    from tests.training.conftest import write_tiny_policy
+    from tests.training.world import World, run_config
+
+    world = World(run_config(write_tiny_policy(tmp_path_factory.mktemp("policy"))), db)
+    world.open_run()
+    pair = Pair(world, database_of_module, tmp_path_factory.mktemp("data"))
+    await pair.start()
+    yield pair
+    await pair.stop()

@@ -54,8 +54,12 @@ def random_weights(shape: ModelShape, seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy folder: config.json, weights, and files that stand for a tokenizer's."""
-    folder = tmp_path_factory.mktemp("policy")
+    """A policy folder."""
+    return write_tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+def write_tiny_policy(folder: Path) -> Path:
+    """Make `folder` a policy folder: config.json, weights, and files that stand for a tokenizer's."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text('{"stands": "for a tokenizer"}')
     (folder / "chat_template.jinja").write_text("{{ messages }}")
