@@ -51,7 +51,7 @@ class Agent:
             asyncio.create_task(self.site.trainer.keep(self.site.report)),
             asyncio.create_task(self.site._beat()),
         ]
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):  # the zygote may have to import first
             await self.site.trainer.ready.wait()
 
     @contextlib.asynccontextmanager
