@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import time
 import uuid
 from dataclasses import dataclass
@@ -102,8 +103,9 @@ def plan_kv(
             "%.1f GB are free", serving.kv_tokens, need / 1e9, free / 1e9,
         )  # fmt: skip
         return None
-    root = MEMORY if _room(MEMORY) >= 2 * budget else spare
-    folder = root / f"gyre-kv-{os.getuid()}" / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
+    ours = f"gyre-kv-{os.getuid()}"
+    root = MEMORY if _room(MEMORY) >= 2 * budget and _is_ours(MEMORY / ours) else spare
+    folder = root / ours / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
     rates = measure(shape, folder.parent, serving, cell)
     least = least_tokens(shape, rates, tokens)
     estimate = (
@@ -169,6 +171,13 @@ def _room(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else can have put pages there: anyone may make a folder where it lies."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o077
 
 
 def _fingerprint(policy_path: Path, serving: ServingConfig, cell: CellConfig, spare: Path) -> str:

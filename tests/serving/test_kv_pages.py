@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from gyre.serving.kv_pages import FolderUse, PageFolder
 from tests.serving.tiny_policy import write_policy
 
 KEY = "ab" * 32
+BIG = {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9}
+"""Of a config.json: a model whose prefixes are worth moving."""
 
 
 def blocks(keys: bytes, values: bytes) -> list[memoryview]:
@@ -132,6 +135,18 @@ def test_who_comes_first_finds_nothing_of_the_killed(tmp_path: Path) -> None:
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_memory_that_others_may_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BIG))
+    monkeypatch.setattr("gyre.serving.kv.MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    serving, cell = ServingConfig(kv_tokens=1024), CellConfig(name="c")
+    plan = plan_kv("r", tmp_path, 8192, serving, cell, tmp_path / "spare")
+    assert plan is not None and tmp_path / "shm" in plan.folder.parents
+    (tmp_path / "shm" / f"gyre-kv-{os.getuid()}").chmod(0o777)
+    plan = plan_kv("r", tmp_path, 8192, serving, cell, tmp_path / "spare")
+    assert plan is not None and tmp_path / "spare" in plan.folder.parents
 
 
 def test_off_means_off(tmp_path: Path) -> None:
