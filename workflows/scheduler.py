@@ -9,7 +9,7 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from gyre.scheduling import ClusterView, Demand, make_policy, next_look_s, share_window
+from gyre.scheduling import ClusterView, Decision, Demand, make_policy, next_look_s, share_window
 from workflows import attributes as a
 from workflows import messages as m
 from workflows import verbs
@@ -82,19 +82,26 @@ class ElasticScheduler:
         if self._sources:
             self._facts = await verbs.read_cluster(m.ClusterRequest(self._plan.run_id))
         view = self._view()
-        for cell, decision in self._policy.decide(view).items():
-            if decision.role != self._told[cell]:
-                before, self._told[cell] = self._told[cell], decision.role
-                role = m.SetRole(decision.role, decision.reason)
-                if await _signal(cell_workflow(self._plan.run_id, cell), "set_role", role):
-                    self._switches += 1
-                    self._reasons[cell] = decision.reason
-                else:
-                    self._told[cell] = before  # the next decision tells it again
+        await asyncio.gather(
+            *(
+                self._tell(cell, decision)
+                for cell, decision in self._policy.decide(view).items()
+                if decision.role != self._told[cell]
+            )
+        )
         await self._share_window()
         view = self._view()
         self._look_again(view)
         self._show(view)
+
+    async def _tell(self, cell: str, decision: Decision) -> None:
+        before, self._told[cell] = self._told[cell], decision.role
+        role = m.SetRole(decision.role, decision.reason)
+        if await _signal(cell_workflow(self._plan.run_id, cell), "set_role", role):
+            self._switches += 1
+            self._reasons[cell] = decision.reason
+        else:
+            self._told[cell] = before  # the next decision tells it again
 
     def _look_again(self, view: ClusterView) -> None:
         """Have one clock run while a decision depends on time; one that runs goes on unless it is much too slow."""

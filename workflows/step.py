@@ -70,8 +70,8 @@ class TrainingStep:
         self._details("optimizer step")
         finished = await verbs.finish_step(m.FinishStep(plan.run_id, opened.step_id), plan.central)
         workflow.upsert_search_attributes([a.VERSION.value_set(finished.version), a.STATE.value_set("done")])
-        for cell in plan.cells:
-            await _signal(cell_workflow(plan.run_id, cell.name), "new_version", finished.version)
+        cells = [cell_workflow(plan.run_id, cell.name) for cell in plan.cells]
+        await asyncio.gather(*(_signal(cell, "new_version", finished.version) for cell in cells))
         self._details(f"done: version {finished.version}")
         return m.StepDone(index, finished.version, self._reward())
 
