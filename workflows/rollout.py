@@ -66,6 +66,7 @@ class Rollout:
                 return await self._exclude("infrastructure", "prepare_failed")
             if prepared.settled is not None:
                 return prepared.settled
+            _heed_cancellation()
             self._details(f"{r.harness} runs on {prepared.host}, limit {r.time_limit_s:g} s", attempt)
             try:
                 end = await verbs.run_harness(
@@ -80,6 +81,7 @@ class Rollout:
                 if facts.sampled:  # its tree belongs to a workspace that is gone
                     return await self._exclude("infrastructure", "host_lost")
                 continue
+            _heed_cancellation()
             if end.outcome == "infrastructure" and end.sampled > 0:  # ended by a fall of its host, not by itself
                 return await self._exclude("infrastructure", "harness_lost")
             if end.calls > 0:
@@ -113,6 +115,12 @@ class Rollout:
         again = f"\n\nfresh run {attempt} of at most {HARNESS_ATTEMPTS}" if attempt > 1 else ""
         since = workflow.now().strftime("%H:%M:%S")
         workflow.set_current_details(f"**{r.rollout_id}** · `{r.task}`\n\n{stage} (since {since} UTC){again}")
+
+
+def _heed_cancellation() -> None:
+    """An activity that ends well although it was cancelled takes the cancellation with it."""
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
 
 
 def _host_is_lost(error: ActivityError) -> bool:

@@ -56,11 +56,17 @@ async def _make(server: TemporalServer) -> None:
         await handle.execute_update("resume")
         await handle.execute_update("stop", m.StopRun())
         await handle.result()
+    spare = Script(
+        plan(run_id="spare", steps=1, groups_per_step=1, group_size=3, quorum=2, over_submit=1),
+        harness=lambda rollout: {"02": 1.0, "03": 60.0}.get(rollout[-2:], 0.1),
+    )
+    async with spare.workers(client):
+        await spare.run(client)
     FOLDER.mkdir(exist_ok=True)
     for workflow_id in (
         "history", "history/eval-v0", "history/step-0", "history/step-1", "history/scheduler", "history/cell-c0",
         "history/cell-c1", "history/s0/00/00", "history/s0/00/01", "history/s0/01/00", "stopped", "stopped/step-0",
-        "stopped/s0/00/00", "stopped/cell-c0",
+        "stopped/s0/00/00", "stopped/cell-c0", "spare/step-0", "spare/s0/00/03",
     ):  # fmt: skip
         history = await client.get_workflow_handle(workflow_id).fetch_history()
         path = FOLDER / f"{workflow_id.replace('/', '.')}.json"

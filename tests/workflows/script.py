@@ -66,6 +66,8 @@ class Script:
     serving: dict[str, int] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     settled: dict[str, str] = field(default_factory=dict)  # rollout -> exclude reason or ""
+    members: dict[int, list[str]] = field(default_factory=dict)  # of each group of a step
+    handed: list[tuple[int, int, bool]] = field(default_factory=list)  # group, rewards and whether all were settled
     peak: int = 0  # most rollouts at once
     backlog: dict[int, int] = field(default_factory=dict)  # step -> micro-batches to do
     trained: dict[int, dict[str, int]] = field(default_factory=dict)  # step -> cell -> micro-batches
@@ -101,22 +103,27 @@ class Script:
         self.log.append(("open", str(x.index)))
         self.backlog[x.index] = 0
         self.trained[x.index] = {}
-        return m.OpenedStep(x.index, max(0, x.index - self.plan.max_staleness), self._groups(f"s{x.index}", x.index))
+        groups = self._groups(f"s{x.index}", x.index, self.plan.group_size + self.plan.over_submit)
+        self.members |= {g.group_id: g.rollouts for g in groups}
+        return m.OpenedStep(x.index, max(0, x.index - self.plan.max_staleness), groups)
 
-    def _groups(self, scope: str, base: int) -> list[m.GroupRef]:
+    def _groups(self, scope: str, base: int, size: int) -> list[m.GroupRef]:
         return [
             m.GroupRef(
                 base * 100 + g, g, f"task-{g}", "family",
-                [f"{self.plan.run_id}/{scope}/{g:02d}/{i:02d}" for i in range(self.plan.group_size)],
+                [f"{self.plan.run_id}/{scope}/{g:02d}/{i:02d}" for i in range(size)],
             )
             for g in range(self.plan.groups_per_step)
         ]  # fmt: skip
 
     @activity.defn
     async def hand_out_group(self, x: m.HandOut) -> m.HandedOut:
+        members = self.members[x.group_id]
+        valid, closed = sum(self.settled.get(r) == "" for r in members), set(members) <= self.settled.keys()
         self.log.append(("hand_out", str(x.group_id)))
+        self.handed.append((x.group_id, valid, closed))
         self.backlog[x.step_id] += 1
-        return m.HandedOut("trained", self.plan.group_size, self.plan.group_size, 1, 100, 50, 0.5)
+        return m.HandedOut("trained", valid, valid, 1, 100, 50, 0.5, closed)
 
     @activity.defn
     async def close_step(self, x: m.CloseStep) -> None:
@@ -125,7 +132,7 @@ class Script:
     @activity.defn
     async def open_evaluation(self, x: m.OpenEvaluation) -> m.OpenedEvaluation:
         self.log.append(("evaluate", str(x.version)))
-        return m.OpenedEvaluation(x.version, self._groups(f"e{x.version}", x.version))
+        return m.OpenedEvaluation(x.version, self._groups(f"e{x.version}", x.version, self.plan.group_size))
 
     @activity.defn
     async def finish_evaluation(self, x: m.FinishEvaluation) -> m.EvaluationResult:

@@ -24,36 +24,27 @@ from workflows.names import CONTROL_QUEUE
 from workflows.run import TrainingRun
 
 
-class Groups(Script):
-    """Keeps what each hand-out saw: the rewards that were there, and whether all of the group were settled."""
+class SlowWorkspaces(Script):
+    """Members after the second are prepared for as long as `preparing` says."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.saw: list[tuple[int, int, bool]] = []
-        self.of: dict[int, list[str]] = {}
-        self.first_fails = False
+    preparing: asyncio.Event
 
-    def _groups(self, scope: str, base: int) -> list[m.GroupRef]:
-        size = self.plan.group_size + self.plan.over_submit
-        groups = [
-            m.GroupRef(
-                base * 100 + g, g, f"task-{g}", "", [f"{self.plan.run_id}/{scope}/{g:02d}/{i:02d}" for i in range(size)]
-            )
-            for g in range(self.plan.groups_per_step)
-        ]
-        self.of |= {g.group_id: g.rollouts for g in groups}
-        return groups
+    @activity.defn
+    async def prepare(self, x: m.Prepare) -> m.Prepared:
+        if x.rollout_id[-2:] > "01":
+            await self.preparing.wait()
+        return await Script.prepare(self, x)
+
+
+class LostAnswer(Script):
+    """Its first hand-out is committed, and the answer is lost."""
 
     @activity.defn
     async def hand_out_group(self, x: m.HandOut) -> m.HandedOut:
-        settled = [r for r in self.of[x.group_id] if r in self.settled]
-        valid = sum(self.settled[r] == "" for r in settled)
-        closed = len(settled) == len(self.of[x.group_id])
-        self.saw.append((x.group_id, valid, closed))
-        if self.first_fails and len(self.saw) == 1:
-            raise RuntimeError("the commit's answer was lost")
-        self.backlog[x.step_id] += 1
-        return m.HandedOut("trained", valid, valid, valid, 100 * valid, 50, 0.5, closed)
+        done = await Script.hand_out_group(self, x)
+        if len(self.handed) == 1:
+            raise RuntimeError("the answer was lost")
+        return done
 
 
 def ids(plan: m.RunPlan, group: int, members: int) -> list[str]:
@@ -63,40 +54,38 @@ def ids(plan: m.RunPlan, group: int, members: int) -> list[str]:
 async def test_a_quorum_trains_and_the_rest_follows(client: Client) -> None:
     chosen = plan(steps=1, groups_per_step=1, group_size=4, quorum=2, min_backlog_tokens=100)
     slow = ids(chosen, 0, 4)[2:]
-    stay = True
-    script = Groups(chosen, lambda r: 60.0 if r in slow and stay else 0.0)
+    script = Script(chosen, lambda r: 60.0 if r in slow else 0.0)
     async with script.workers(client):
         handle = await start(client, script)
         await until(lambda: sum(script.trained.get(0, {}).values()) > 0)
-        assert script.live == set(slow) and script.saw[-1][1:] == (2, False) and 0 not in script.closed
+        assert script.live == set(slow) and script.handed[-1][1:] == (2, False) and 0 not in script.closed
         await client.get_workflow_handle(slow[0]).cancel()  # excluded: no reward, so nothing to hand out
         await until(lambda: slow[0] in script.settled)
         assert (await handle.execute_update(TrainingRun.pause)).state == "paused"
         await client.get_workflow_handle(slow[1]).cancel()
         assert (await handle.execute_update(TrainingRun.resume)).state == "running"
         assert (await asyncio.wait_for(handle.result(), 60)).state == "done"
-    assert script.saw[-1][1:] == (2, True)
-    assert [s for s in script.saw if s[2]] == [script.saw[-1]]  # it is closed once, when all are settled
+    assert script.handed[-1][1:] == (2, True)
+    assert [s for s in script.handed if s[2]] == [script.handed[-1]]  # it is closed once, when all are settled
 
 
 async def test_stragglers_are_handed_out_as_they_settle(client: Client) -> None:
     chosen = plan(steps=1, groups_per_step=2, group_size=3, quorum=2)
-    script = Groups(chosen, lambda r: {"00/02": 1.2, "01/01": 0.6, "01/02": 1.8}.get(r[-5:], 0.0))
+    script = Script(chosen, lambda r: {"00/02": 1.2, "01/01": 0.6, "01/02": 1.8}.get(r[-5:], 0.0))
     async with script.workers(client):
         assert (await script.run(client)).state == "done"
     for group in (0, 1):
-        seen = [(valid, closed) for g, valid, closed in script.saw if g == group]
+        seen = [(valid, closed) for g, valid, closed in script.handed if g == group]
         assert seen == sorted(seen) and seen[0][0] >= 2 and seen[-1] == (3, True)
         assert len(seen) == len(set(seen)) <= 2  # none without something new
 
 
 async def test_a_hand_out_that_fails_is_done_again(client: Client) -> None:
     chosen = plan(steps=1, groups_per_step=1, group_size=3, quorum=2)
-    script = Groups(chosen, lambda r: 0.5 if r.endswith("2") else 0.0)
-    script.first_fails = True
+    script = LostAnswer(chosen, lambda r: 0.5 if r.endswith("2") else 0.0)
     async with script.workers(client):
         assert (await script.run(client)).state == "done"
-    assert script.saw[-1] == (0, 3, True)
+    assert script.handed[-1] == (0, 3, True)
 
 
 @pytest.mark.parametrize("window", [8, 2])
@@ -104,14 +93,34 @@ async def test_surplus_members_are_ended(client: Client, window: int) -> None:
     """With a window of two, the last one is never launched."""
     chosen = plan(steps=1, groups_per_step=1, group_size=2, over_submit=2, quorum=2, max_concurrent=window)
     slow = ids(chosen, 0, 4)[2:]
-    script = Groups(chosen, lambda r: 60.0 if r in slow else 0.5)
+    script = Script(chosen, lambda r: 600.0 if r in slow else 0.5)
     async with script.workers(client):
-        assert (await script.run(client)).state == "done"
+        assert (await script.run(client, within_s=120)).state == "done"
     assert script.settled == {r: "surplus" if r in slow else "" for r in ids(chosen, 0, 4)}
     begun = set(script.happened("prepare"))
     assert set(script.happened("killed")) == begun & set(slow)
     assert slow[1] not in begun if window == 2 else begun == set(script.settled)
-    assert script.saw[-1] == (0, 2, True)
+    assert script.handed[-1] == (0, 2, True)
+
+
+async def test_a_member_that_is_surplus_while_it_is_prepared_never_runs(client: Client) -> None:
+    chosen = plan(steps=1, groups_per_step=1, group_size=2, over_submit=1, quorum=2)
+    spare = ids(chosen, 0, 3)[2]
+    script = SlowWorkspaces(chosen, lambda r: 600.0 if r == spare else 0.0)
+    script.preparing = asyncio.Event()
+
+    async def is_cancelled() -> bool:
+        events = [e async for e in client.get_workflow_handle(spare).fetch_history_events()]
+        return any(e.HasField("workflow_execution_cancel_requested_event_attributes") for e in events)
+
+    async with script.workers(client):
+        handle = await start(client, script)
+        await until(lambda: len(script.settled) == 2, 60)
+        while not await is_cancelled():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        script.preparing.set()
+        assert (await asyncio.wait_for(handle.result(), 60)).state == "done"
+    assert script.settled[spare] == "surplus" and script.happened("killed") == []
 
 
 async def test_a_real_group_of_four_with_one_to_spare(
