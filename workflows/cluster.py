@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import cast
 
-from gyre.scheduling import CellView, ClusterView, Phase, Rates, expected_tail_s
+from gyre.scheduling import CellView, ClusterView, Phase, Rates, expected_tail_s, with_room
 from workflows import messages as m
 
 
@@ -21,11 +22,11 @@ def cluster_view(
     The water level is the lower one of what steps reported, which is up to a second old and counts who is being scored,
     and of what was counted, which may hold rollouts of a step that is over.
     """
-    measured = {c.name: c for c in facts.cells}
+    measured = _with_newcomers(facts)
     steps = [o for o in sources if o.source.startswith("step-")]
     age = facts.oldest_age_s
     reported = sum(o.queued + o.running for o in sources)
-    return ClusterView(
+    view = ClusterView(
         cells=tuple(_cell(c, phase_of(phases[c.name], told[c.name]), measured.get(c.name)) for c in plan.cells),
         water_level=min(reported, reported if facts.live_rollouts is None else facts.live_rollouts),
         backlog_tokens=facts.backlog_tokens,
@@ -36,6 +37,16 @@ def cluster_view(
         tail_s=None if age is None else expected_tail_s(age, plan.time_limit_s),
         context_tokens=facts.context_tokens,
     )
+    return with_room(view, plan.rollouts_per_slot, plan.max_concurrent)
+
+
+def _with_newcomers(facts: m.ClusterFacts) -> dict[str, m.CellFacts]:
+    """The cells by name. Rollouts that no cell has answered yet are dealt to those that serve, as the router will."""
+    serving = [c.name for c in facts.cells if c.serves]
+    newcomers = max(0, facts.running_rollouts - sum(c.rollouts for c in facts.cells))
+    share, rest = divmod(newcomers, len(serving)) if serving else (0, 0)
+    more = {name: share + (i < rest) for i, name in enumerate(serving)}
+    return {c.name: replace(c, rollouts=c.rollouts + more.get(c.name, 0)) for c in facts.cells}
 
 
 def rates_of(facts: m.ClusterFacts) -> Rates | None:

@@ -385,6 +385,10 @@ class SchedulingConfig(Section):
     """For `async`: the cells that train always; empty: the central cell."""
     min_backlog_tokens: int = Field(2048, ge=0)
     """For `elastic`: tokens ready to train before a cell leaves serving."""
+    rollouts_per_slot: float = Field(1.0, ge=1)
+    """For `elastic`: live rollouts that each place in a cell's batch (`serving.max_running`) serves. Above 1 where they
+    wait for their tools most of the time: 1 / (the share of its life for which a rollout generates). Cells then leave
+    serving earlier, and rollouts that wait for the launch window keep none of them."""
 
 
 class EvaluationConfig(Section):

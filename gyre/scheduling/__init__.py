@@ -12,6 +12,7 @@ from gyre.scheduling.elastic import ElasticPolicy
 from gyre.scheduling.fixed import AsyncPolicy
 from gyre.scheduling.order import step_tasks
 from gyre.scheduling.review import next_look_s
+from gyre.scheduling.room import Roomy, with_room
 from gyre.scheduling.types import CellView, ClusterView, Decision, Phase, Policy, Rates, Role, expected_tail_s
 from gyre.scheduling.window import Demand, share_window
 
@@ -27,11 +28,13 @@ __all__ = [
     "Policy",
     "Rates",
     "Role",
+    "Roomy",
     "expected_tail_s",
     "make_policy",
     "next_look_s",
     "share_window",
     "step_tasks",
+    "with_room",
 ]
 
 

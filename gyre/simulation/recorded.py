@@ -23,7 +23,7 @@ import numpy as np
 from sqlalchemy import Engine, RowMapping, text
 
 from gyre.config import RunConfig
-from gyre.scheduling import make_policy
+from gyre.scheduling import Roomy, make_policy
 from gyre.simulation.engine import Outcome, simulate
 from gyre.simulation.fit import concurrency, line, union_s
 from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
@@ -60,6 +60,7 @@ class Recording:
             min_backlog_tokens=config.scheduling.min_backlog_tokens,
         )
         rollouts = config.rollouts
+        policy = Roomy(policy, config.scheduling.rollouts_per_slot, rollouts.max_concurrent)
         return simulate(
             self.scenario, policy, staleness=rollouts.max_staleness, quorum=rollouts.quorum, decide_s=decide_s,
             timeline=timeline, rates_known=False,

@@ -40,6 +40,7 @@ class RunPlan:
     evaluate_every: int
     quorum: int | None = None  # rewards at which a group is handed out though members run; None: never
     over_submit: int = 0  # rollouts of a group beyond group_size
+    rollouts_per_slot: float = 1.0  # live rollouts that each place in a cell's batch serves
 
     @property
     def central(self) -> str:
@@ -68,6 +69,7 @@ def plan_of(config: RunConfig) -> RunPlan:
         evaluate_every=config.evaluation.every,
         quorum=r.handed_out_at,
         over_submit=r.over_submit,
+        rollouts_per_slot=s.rollouts_per_slot,
     )
 
 
