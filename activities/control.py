@@ -164,7 +164,7 @@ class ControlActivities:
         cells = [m.CellFacts(c.name, c.serves, c.rollouts, c.context_tokens, c.kv_tokens) for c in found.cells]
         return m.ClusterFacts(
             found.backlog_tokens, found.train_tokens_s, found.to_train_s, found.to_rollout_s, found.oldest_age_s,
-            found.context_tokens, cells, found.live_rollouts,
+            found.context_tokens, cells, found.live_rollouts, found.running_rollouts,
         )  # fmt: skip
 
 

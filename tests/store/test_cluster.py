@@ -94,7 +94,7 @@ def test_a_live_rollout_is_held_by_the_cell_of_its_newest_answer(engine: Engine)
         answered_by(s, d, "central")
         settle(s, d, 1.0)
         facts = cluster_facts(s, RUN)
-    assert (facts.live_rollouts, facts.context_tokens) == (3, 150 + 42)
+    assert (facts.live_rollouts, facts.running_rollouts, facts.context_tokens) == (3, 3, 150 + 42)
     assert facts.cells == (CellFacts("central", True, 1, 42, 4096), CellFacts("satellite", True, 1, 150, None))
     assert facts.oldest_age_s is not None and 50 <= facts.oldest_age_s < 200
 

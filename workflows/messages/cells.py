@@ -52,6 +52,7 @@ class ClusterFacts:
     context_tokens: int = 0  # of all live rollouts
     cells: list[CellFacts] = field(default_factory=list)
     live_rollouts: int | None = None  # whose harness has yet to start or to end
+    running_rollouts: int = 0  # whose harness runs; some of them no cell has answered yet
 
 
 @dataclass(frozen=True)

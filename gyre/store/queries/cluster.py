@@ -31,12 +31,17 @@ class CellFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """A run at one moment. `live_rollouts`: those whose harness has yet to start or to end. `backlog_tokens`: in micro-batches whose gradient no trainer holds. `train_tokens_s`,
-    `to_train_s`, `to_rollout_s`: medians over the newest of this run, of one cell; None before the first.
-    `oldest_age_s`: since when the oldest running harness of the oldest open step runs; None without one.
-    `context_tokens`: contexts of all live rollouts, also of those that no cell holds yet."""
+    """A run at one moment.
+
+    `live_rollouts`: those whose harness has yet to start or to end; `running_rollouts`: those whose harness runs.
+    `backlog_tokens`: in micro-batches whose gradient no trainer holds. `train_tokens_s`, `to_train_s`, `to_rollout_s`:
+    medians over the newest of this run, of one cell; None before the first. `oldest_age_s`: since when the oldest
+    running harness of the oldest open step runs; None without one. `context_tokens`: contexts of all running rollouts,
+    also of those that no cell has answered yet.
+    """
 
     live_rollouts: int
+    running_rollouts: int
     backlog_tokens: int
     train_tokens_s: float | None
     to_train_s: float | None
@@ -64,6 +69,7 @@ def cluster_facts(session: Session, run_id: str) -> ClusterFacts:
     ]
     return ClusterFacts(
         live_rollouts=session.execute(text(_LEVEL), q).scalar_one(),
+        running_rollouts=len(live),
         backlog_tokens=backlog_tokens(session, run_id),
         train_tokens_s=speed,
         to_train_s=took.get("train"),
