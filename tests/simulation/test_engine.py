@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gyre.cli.main import run_command
 from gyre.scheduling import AsyncPolicy, ColocatePolicy, ElasticPolicy, Policy
 from gyre.simulation import PRESETS, CostModel, Scenario, StepWork, lower_bound, simulate
+from gyre.simulation.compare import compare, summarise
 from gyre.simulation.trace import TraceError, read_trace, write_trace
 
 COST = CostModel(
@@ -124,6 +125,38 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run_command(["simulate", "terminal", "--steps", "2", "--timeline", str(page)]) == 0
     out = capsys.readouterr().out
     assert "elastic, staleness 1" in out and "async 5 of 6 train" in out and "best fixed split" in out
-    assert page.read_text().count("<svg") == 3
+    html = page.read_text()
+    assert html.count("<svg") in (
+        6,
+        7,
+    )  # the breakdown, elastic and colocate at 1 and 0, async at the even and best split
+    assert all(
+        f"<h2>{way}" in html for way in ("elastic, st", "colocate, staleness 1", "colocate, staleness 0", "async 3")
+    )
     assert run_command(["simulate", "nonsense"]) != 0
     assert "no preset is named 'nonsense'" in capsys.readouterr().err
+    assert run_command(["simulate"]) == 2
+    assert "give a preset" in capsys.readouterr().err
+
+
+def test_the_summary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("gyre.cli.simulate.SUMMED", ("terminal",))
+    monkeypatch.setenv("COLUMNS", "250")
+    assert run_command(["simulate", "all", "--steps", "2", "--train-speed", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "elastic at staleness 1 is faster by" in out and "of 6)" in out and "median" in out
+
+
+@settings(max_examples=20, deadline=None)
+@given(scenarios())
+def test_a_summary_says_what_the_ways_say(scenario: Scenario) -> None:
+    """Its ratios are those of the whole comparison; the best split it finds is no worse than the even one."""
+    found = summarise(scenario, 1)
+    seconds = {r.way.name: r.outcome.seconds for r in compare(scenario, 1)}
+    ours = seconds["elastic, staleness 1"]
+    cells = scenario.cells
+    assert found.colocate == seconds["colocate, staleness 0"] / ours
+    assert found.colocate_matched == seconds["colocate, staleness 1"] / ours
+    assert found.even == seconds[f"async {cells // 2} of {cells} train, staleness 1"] / ours
+    assert found.best == seconds[f"async {found.best_split} of {cells} train, staleness 1"] / ours <= found.even
+    assert found.even <= found.even_bound * (1 + 1e-9)

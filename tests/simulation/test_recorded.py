@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
+from gyre.cli.main import run_command
 from gyre.config import RunConfig
 from gyre.simulation.recorded import RecordingError, read_recording
 from gyre.simulation.trace import read_trace, write_trace
@@ -110,6 +111,23 @@ def test_an_evaluation_empties_the_run(engine: Engine) -> None:
         record(s, 1, 40.0)
     found = read_recording(engine, RUN)
     assert found.scenario.drained == {1} and found.scenario.cost.open_s == 0.0
+
+
+def test_the_command_prints_measured_and_simulated(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gyre.cli.simulate.open_database", lambda _: engine)
+    monkeypatch.setenv("COLUMNS", "200")
+    with transaction(engine) as s:
+        record(s, 0, 0.0)
+        record(s, 1, 40.0)
+    trace = tmp_path / "run.json"
+    assert run_command(["simulate", "--run", RUN, "--save", str(trace), "--data", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "measured and simulated" in out and "a step is off by" in out and "async 1 of 2 train" in out
+    assert run_command(["simulate", str(trace), "--staleness", "0"]) == 0
+    assert run_command(["simulate", "--run", "none-s0", "--data", str(tmp_path)]) == 1
+    assert "no run 'none-s0'" in capsys.readouterr().err
 
 
 def test_a_run_that_cannot_be_simulated_is_named(engine: Engine) -> None:
