@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import cast
 
-from gyre.scheduling import CellView, ClusterView, Phase, Rates, expected_tail_s
+from gyre.scheduling import CellView, ClusterView, Phase, Rates, expected_tail_s, with_room
 from workflows import messages as m
 
 
@@ -26,7 +26,7 @@ def cluster_view(
     steps = [o for o in sources if o.source.startswith("step-")]
     age = facts.oldest_age_s
     reported = sum(o.queued + o.running for o in sources)
-    return ClusterView(
+    view = ClusterView(
         cells=tuple(_cell(c, phase_of(phases[c.name], told[c.name]), measured.get(c.name)) for c in plan.cells),
         water_level=min(reported, reported if facts.live_rollouts is None else facts.live_rollouts),
         backlog_tokens=facts.backlog_tokens,
@@ -37,6 +37,7 @@ def cluster_view(
         tail_s=None if age is None else expected_tail_s(age, plan.time_limit_s),
         context_tokens=facts.context_tokens,
     )
+    return with_room(view, plan.rollouts_per_slot, plan.max_concurrent)
 
 
 def _with_newcomers(facts: m.ClusterFacts) -> dict[str, m.CellFacts]:
