@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.elastic.paced import AGENT, CONTEXT, SLACK, paced_run
@@ -23,7 +23,7 @@ from benchmarks.elastic.reading import Reading, read_run, to_json
 from benchmarks.elastic.real import real_run
 from benchmarks.elastic.runs import RunFailed, Way, async_way, end, live_run
 from benchmarks.elastic.table import Measured, show
-from benchmarks.elastic.workload import PacedWork, make_work, scenario_of
+from benchmarks.elastic.workload import PacedWork, make_work, scaled_groups, scenario_of
 from gyre.config import RunConfig
 from gyre.scheduling import AsyncPolicy
 from gyre.simulation import simulate
@@ -32,6 +32,9 @@ from gyre.simulation.trace import write_trace
 from gyre.store.db import make_engine
 
 OURS = "elastic, staleness 1"
+ROLLOUTS_PER_SLOT = 2.0
+"""Rollouts generate for about half of their time. Only `elastic` has such a setting; the launch window is as wide for
+all."""
 DECIDE_S = 0.1
 """Seconds between two decisions of the simulator: about what ElasticScheduler needs for one."""
 
@@ -54,7 +57,7 @@ def main() -> None:
     for form in _forms(x):
         folder = x.results / form.name
         folder.mkdir(parents=True, exist_ok=True)
-        if not _settings_fit(folder, x):
+        if not _settings_fit(form, folder, x):
             sys.exit(f"{folder}: holds runs of other settings; give another --results")
         for number, way in _missing(form, folder, x):
             if x.only and not any(part in way.name for part in x.only):
@@ -87,9 +90,9 @@ def _arguments() -> argparse.Namespace:
     paced.add_argument("--preset", default="terminal-tail", help="of gyre.simulation.presets")
     paced.add_argument("--cells", type=int, default=8)
     paced.add_argument("--slots", type=int, default=3, help="rollouts that fill a cell")
-    paced.add_argument("--groups", type=int, default=8)
+    paced.add_argument("--groups", type=int, help="of a step (default: the preset's rollouts, scaled as the slots are)")
     paced.add_argument("--group-size", type=int, default=8)
-    paced.add_argument("--window", type=int, help="rollouts under way at once (default: cells x slots)")
+    paced.add_argument("--window", type=int, help="rollouts under way at once (default: cells x slots x 2)")
     paced.add_argument("--compression", type=float, default=150.0, help="seconds of the preset in one of ours")
     paced.add_argument("--per-token", type=float, default=50.0, help="tokens of the preset that one of ours stands for")
     return parser.parse_args()
@@ -97,6 +100,8 @@ def _arguments() -> argparse.Namespace:
 
 def _forms(x: argparse.Namespace) -> Iterator[Form]:
     if "paced" in x.forms:
+        x.groups = x.groups or scaled_groups(x.preset, x.slots, x.group_size)
+        x.window = x.window or round(ROLLOUTS_PER_SLOT * x.cells * x.slots)
         work = make_work(
             x.preset, cells=x.cells, slots=x.slots, groups=x.groups, group_size=x.group_size, steps=x.steps,
             compression=x.compression, per_token=x.per_token, longest=CONTEXT - SLACK, seed=x.seed,
@@ -108,8 +113,8 @@ def _forms(x: argparse.Namespace) -> Iterator[Form]:
         yield Form(
             "paced",
             title,
-            _paced_ways(work, x.split),
-            lambda way, data: paced_run(work, way, data, x.seed, x.window),
+            _paced_ways(work, x.window, x.split),
+            lambda way, data: paced_run(work, way, data, x.window, x.seed),
             AGENT,
         )
     if "real" in x.forms:
@@ -120,32 +125,35 @@ def _forms(x: argparse.Namespace) -> Iterator[Form]:
 
 def _serving_ways() -> list[Way]:
     return [
-        Way(OURS, "elastic", 1),
-        Way("elastic, staleness 0", "elastic", 0),
+        Way(OURS, "elastic", 1, rollouts_per_slot=ROLLOUTS_PER_SLOT),
+        Way("elastic, staleness 0", "elastic", 0, rollouts_per_slot=ROLLOUTS_PER_SLOT),
         Way("colocate, staleness 1", "colocate", 1),
         Way("colocate, staleness 0", "colocate", 0),
     ]
 
 
-def _paced_ways(work: PacedWork, more: list[int]) -> list[Way]:
+def _paced_ways(work: PacedWork, window: int, more: list[int]) -> list[Way]:
     """Async at the even split, at the one that the simulator finds best for this work, and at `more`."""
-    splits = {work.cells // 2, best_split(work), *more}
+    splits = {work.cells // 2, best_split(work, window), *more}
     return [*_serving_ways(), *(async_way(train, work.cells) for train in sorted(splits))]
 
 
-def best_split(work: PacedWork) -> int:
+def best_split(work: PacedWork, window: int) -> int:
     """Cells that train in the best fixed split, as the simulator says."""
+    scenario = replace(scenario_of(work), window=window)
 
     def seconds(train: int) -> float:
         policy = AsyncPolicy(tuple(f"c{i}" for i in range(train)))
-        return simulate(scenario_of(work), policy, staleness=1, decide_s=DECIDE_S).seconds
+        return simulate(scenario, policy, staleness=1, decide_s=DECIDE_S).seconds
 
     return min(range(1, work.cells), key=seconds)
 
 
-def _settings_fit(folder: Path, x: argparse.Namespace) -> bool:
+def _settings_fit(form: Form, folder: Path, x: argparse.Namespace) -> bool:
     """Whether the runs in the folder are of these settings; those of the first run are written down."""
-    names = ("steps", "seed", "preset", "cells", "slots", "groups", "group_size", "compression", "per_token", "window")
+    names = ["steps", "seed"]
+    if form.name == "paced":
+        names += ["preset", "cells", "slots", "groups", "group_size", "compression", "per_token", "window"]
     mine = {name: getattr(x, name) for name in names}
     file = folder / "settings.json"
     if not file.exists():
@@ -186,7 +194,7 @@ def _one(form: Form, way: Way, result: Path, x: argparse.Namespace) -> None:
         if not kept:
             shutil.rmtree(data, ignore_errors=True)
     simulated = recording.replay().ends
-    write_trace(recording.scenario, result.with_suffix(".trace"))
+    write_trace(recording.scenario, result.with_suffix(".trace.json"))
     result.write_text(json.dumps({"reading": to_json(reading), "simulated_ends": simulated}, indent=1))
     said = f"{reading.step_s:.1f} s a step, simulated {simulated[-1] / len(simulated):.1f}"
     where = f" ({data})" if kept else ""

@@ -18,9 +18,9 @@ SLACK = 600
 """Tokens of the context that no rollout uses: the harness's own texts, and the longest answer."""
 
 
-def paced_run(work: PacedWork, way: Way, data: Path, seed: int = 0, window: int | None = None) -> RunConfig:
-    """The run of `work` under `way`, with its tasks, settings and costs written below `data`. `window`: rollouts under
-    way at once; None: as many as the slots."""
+def paced_run(work: PacedWork, way: Way, data: Path, window: int, seed: int = 0) -> RunConfig:
+    """The run of `work` under `way`, with its tasks, settings and costs written below `data`; at most `window`
+    rollouts are under way at once."""
     make_folders(data)
     write_costs(data, work.cost)
     write_tasks(work, data / "tasks", seed)
@@ -34,7 +34,7 @@ def paced_run(work: PacedWork, way: Way, data: Path, seed: int = 0, window: int 
             "harness": {"name": "mini-swe-agent", "config": str(data / "mini.yaml")},
             "rollouts": {
                 "groups_per_step": work.groups, "group_size": work.group_size,
-                "max_concurrent": window or work.cells * slots,
+                "max_concurrent": window,
                 "time_limit_s": work.time_limit_s, "score_time_limit_s": 60.0,
             },
             "sampling": {"max_tokens": SLACK - 100},

@@ -22,11 +22,17 @@ class Way:
     policy: str
     staleness: int
     train_cells: tuple[str, ...] = ()
+    rollouts_per_slot: float = 1.0
 
     def of(self, run: RunConfig) -> RunConfig:
         """The run under this policy."""
         rollouts = run.rollouts.model_copy(update={"max_staleness": self.staleness})
-        scheduling = run.scheduling.model_copy(update={"policy": self.policy, "train_cells": list(self.train_cells)})
+        settings = {
+            "policy": self.policy,
+            "train_cells": list(self.train_cells),
+            "rollouts_per_slot": self.rollouts_per_slot,
+        }
+        scheduling = run.scheduling.model_copy(update=settings)
         return run.model_copy(update={"rollouts": rollouts, "scheduling": scheduling})
 
 

@@ -96,6 +96,12 @@ class PacedWork:
         return len(self.steps[0][0])
 
 
+def scaled_groups(preset: str, slots: int, group_size: int) -> int:
+    """Groups of a step, so that its rollouts are to the slots as the preset's are."""
+    p = PRESETS[preset]
+    return max(1, round(p.workload.groups * p.workload.group_size * slots / p.cost.slots / group_size))
+
+
 def make_work(
     preset: str, *, cells: int, slots: int, groups: int, group_size: int, steps: int, compression: float,
     per_token: float, longest: int, seed: int = 0,
