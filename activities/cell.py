@@ -56,7 +56,7 @@ class CellActivities:
             if site.role == "train":
                 return m.CellSwitched("train", (await site.trainer.status()).version or 0)
             change = await self._open_change("train", reason)
-            phases = Phases()
+            phases = site.phases()
             with phases("unroute"):
                 await site.set_role("to_train")
             await self._quiet(phases)
@@ -106,7 +106,7 @@ class CellActivities:
             if site.role == "rollout" and site.engine.ready.is_set() and not site.engine.released:
                 return m.CellSwitched("rollout", await self._serve_newest(0))
             change = await self._open_change("rollout", x.reason)
-            phases = Phases()
+            phases = site.phases()
             await site.set_role("to_rollout")
             await self._stop_training()  # an attempt that Temporal gave up may have left it running
             with phases("push"):
@@ -143,7 +143,7 @@ class CellActivities:
     async def _close_change(self, role: Role, change: int, phases: Phases) -> None:
         with phases("report"):
             await self._site.set_role(role)
-        await self._site.store.do(lambda s: q.end_role_change(s, change, phases.seconds))
+        await self._site.store.do(lambda s: q.end_role_change(s, change, phases.seconds, phases.rss_mb))
 
     # ---- while serving --------------------------------------------------------------------------------------------
 
@@ -207,6 +207,7 @@ class CellActivities:
             work, running = self._training
             work.stop.set()
             await asyncio.wait({running})
+            await work.give_back()  # where it failed it may have left a claim, which the step would wait for
 
     # ---- the end of a step ----------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ log = logging.getLogger("gyre.cell")
 
 DRAIN_S = 5.0
 """How long the gateway has to move its calls away before they are aborted here (it then moves them all the same)."""
+SETTLE_S = 0.05
+"""Pause after the last request has ended: SGLang's front hands its last words over then, and a `pause` of mode `abort`
+that finds it doing so waits for a whole second."""
 START_S = 900.0
 """How long a start may take; a server that dies meanwhile is noticed at once. Long, since a start that is cut off on a
 crowded machine only crowds it more."""
@@ -222,6 +225,7 @@ class CellEngine:
         """Wait until it runs nothing; what the gateway has not moved after DRAIN_S seconds is aborted."""
         client = self._running()
         if await client.wait_empty(DRAIN_S):
+            await asyncio.sleep(SETTLE_S)
             return
         log.warning("engine: still runs %d requests after %.0f s; aborted", await client.running_requests(), DRAIN_S)
         await client.abort_all()

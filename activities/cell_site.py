@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from activities.cell_store import CellStore
 from activities.cell_trainer import TRAINER_MODULE, CellTrainer, trainer_socket
 from gyre.config import CellConfig, RunConfig
 from gyre.serving.launch import EngineProcess
-from gyre.serving.process import usable_cores
+from gyre.serving.process import family, rss_mb, usable_cores
 from gyre.store import queries as q
 from gyre.store.queries import FencedError
 from gyre.store.queries.cells import Role
@@ -123,6 +123,11 @@ class CellSite:
                 trainer_incarnation=self.trainer.incarnation,
             )
 
+    def phases(self) -> Phases:
+        """For a change of role that begins now, with the memory of the server's and the trainer's processes."""
+        pids = {"engine": family(self.engine.process.pid), "trainer": family(self.trainer.pid)}
+        return Phases(lambda: {name: rss_mb(mine) for name, mine in pids.items()})
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
@@ -130,10 +135,13 @@ class CellSite:
 
 
 class Phases:
-    """Seconds of each phase of a change of role."""
+    """Seconds of each phase of a change of role, and the memory of the cell's processes before the first and after
+    each."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Callable[[], dict[str, float]] = dict) -> None:
+        self._memory = memory
         self.seconds: dict[str, float] = {}
+        self.rss_mb = {"before": memory()}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -143,6 +151,7 @@ class Phases:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 4)
+            self.rss_mb[name] = self._memory()
 
 
 def _on_this_machine(run: RunConfig, name: str) -> CellConfig:

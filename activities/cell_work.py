@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,15 @@ MAX_REFUSALS = 20
 """Refusals of the trainer in a row before training counts as failed."""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A micro-batch that this trainer will compute next, and is made ready while it computes another."""
+
+    micro_batch: int
+    step_id: int
+    incarnation: str
+
+
 @dataclass
 class Work:
     """One stretch of training; `stop` ends it between two micro-batches."""
@@ -36,6 +45,10 @@ class Work:
     site: CellSite
     micro_batches: int = 0
     tokens: int = 0
+    looks_ahead: bool = True
+    """Whether the next micro-batch is claimed, read and packed while one computes."""
+    _ahead: Claim | None = None
+    _newest: Claim | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     _requeued_at: float = 0.0
     _refusals: int = 0
@@ -59,6 +72,7 @@ class Work:
                 busy = False
             self._idle_s = 0.0 if busy else min(IDLE_POLL_S, self._idle_s * 1.5 or POLL_S / 2)
             await self._pause(self._idle_s)
+        await self.give_back()
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -67,6 +81,10 @@ class Work:
     async def _once(self) -> bool:
         """One micro-batch, or one push. False: there was nothing to do."""
         site = self.site
+        ahead, self._ahead = self._ahead, None  # where it fails, the claim is found again, as any claim that was made
+        if ahead is not None and ahead.incarnation == site.trainer.incarnation:
+            await self._compute(ahead)
+            return True
         step = await site.store.open_step()
         if step is None:
             return False
@@ -81,9 +99,7 @@ class Work:
         # The fence is in the claim: an agent that was replaced takes nothing from its successor.
         taken = await site.store.do(claim) if step.progress.queued or step.progress.claimed else None
         if taken is not None:
-            metrics = await site.trainer.client.micro_batch(taken)
-            self.micro_batches += 1
-            self.tokens += int(metrics["tokens"])
+            await self._compute(Claim(taken, step.id, incarnation))
             return True
         if time.monotonic() - self._requeued_at > REQUEUE_S:
             self._requeued_at = time.monotonic()
@@ -91,6 +107,45 @@ class Work:
         if step.progress.groups_open == 0 and step.progress.held_by.get(incarnation):
             return await push_held(site)
         return False
+
+    async def _compute(self, claim: Claim) -> None:
+        """Have the trainer compute a micro-batch, and make another one ready meanwhile; that one goes back at `stop`,
+        at once, so that others need not wait for the one in hand."""
+        client, self._newest = self.site.trainer.client, claim
+        computing = asyncio.create_task(client.micro_batch(claim.micro_batch))
+        leaving = asyncio.create_task(self.stop.wait())
+        try:
+            while not computing.done() and not leaving.done():
+                if self._ahead is None and self.looks_ahead:
+                    self._ahead = await self._look_ahead(claim)
+                pause = IDLE_POLL_S if self._ahead is None and self.looks_ahead else None
+                await asyncio.wait({computing, leaving}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                await self.give_back(besides=claim.micro_batch)
+            metrics = await computing
+        finally:
+            computing.cancel()
+            leaving.cancel()
+        self.micro_batches += 1
+        self.tokens += int(metrics["tokens"])
+
+    async def _look_ahead(self, now: Claim) -> Claim | None:
+        """Claim the micro-batch after `now`, and have the trainer read and pack it."""
+        claim = partial(q.claim_ahead, step_id=now.step_id, cell=self.site.name, incarnation=now.incarnation)
+        if (found := await self.site.store.do(claim)) is None:
+            return None
+        try:
+            await self.site.trainer.client.prefetch(found)
+        except TrainerError as error:  # what is wrong with it is for its computation to say
+            log.warning("micro-batch %d cannot be made ready: %s", found, error)
+        return replace(now, micro_batch=found)
+
+    async def give_back(self, besides: int | None = None) -> None:
+        """Queue again what this trainer has claimed and does not compute."""
+        self._ahead, newest = None, self._newest
+        if newest is not None:
+            mine = partial(q.unclaim, step_id=newest.step_id, incarnation=newest.incarnation, besides=besides)
+            await self.site.store.do(mine)
 
 
 async def judge(site: CellSite, error: TrainerError, refusals: int) -> None:

@@ -7,8 +7,9 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be loaded between fork and exec
@@ -44,6 +45,30 @@ def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
             process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def family(pid: int | None) -> list[int]:
+    """A process and its descendants, by their ids; none for None. From /proc, without a look at every process."""
+    found: list[int] = []
+    waiting = [] if pid is None else [pid]
+    while waiting:
+        found.append(waiting.pop())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it, or a thread of it, has just ended
+            for task in Path("/proc", str(found[-1]), "task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def rss_mb(pids: Iterable[int]) -> float:
+    """Megabytes of memory that processes have in RAM; those that have ended have none.
+
+    Pages that several of them share count once for each.
+    """
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pages += int(Path("/proc", str(pid), "statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
 def usable_cores(cpus: Sequence[int], cpus_of_run: Sequence[int], allowed: AbstractSet[int]) -> list[int]:

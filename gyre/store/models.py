@@ -308,7 +308,7 @@ class MicroBatch(Base):
     holder: Mapped[str | None]
     computed_by: Mapped[str | None]  # cell that computed the gradient that counted
     attempts: Mapped[int] = mapped_column(server_default="0")
-    claimed_at: Mapped[dt.datetime | None]
+    claimed_at: Mapped[dt.datetime | None]  # once it is computed: when that began
     computed_at: Mapped[dt.datetime | None]
     metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # see gyre.training.metrics
 
@@ -349,6 +349,8 @@ class RoleChange(Base):
     to_role: Mapped[str]
     reason: Mapped[str]
     phases: Mapped[dict[str, Any]] = mapped_column(server_default="{}")  # phase -> seconds
+    # `before` and each phase -> {engine, trainer}: megabytes of host memory that their processes have after it
+    rss_mb: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[dt.datetime | None]
 

@@ -2,7 +2,7 @@
 -- makes, so it may be edited freely. Names are those of the design: rollout, branch, node, sample, step.
 
 DROP VIEW IF EXISTS version_span, owned_span, message, tool_call, reward; -- of content.sql, which comes after
-DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting, fate, clip_by_length, cell_time;
+DROP VIEW IF EXISTS rollout_summary, branch, step_summary, token_accounting, fate, clip_by_length, cell_time, role_change_phase;
 DROP FUNCTION IF EXISTS path_nodes(bigint), path_tokens(bigint), tokens(bigint), logprobs(bigint),
     gyre_continued(bigint, boolean), gyre_int32(bytea), gyre_float32(bytea);
 
@@ -280,3 +280,28 @@ SELECT l.run_id, t.step, l.cell, l.role, sum(EXTRACT(epoch FROM p.ended - p.bega
        SELECT sum(EXTRACT(epoch FROM upper(x) - lower(x))) AS seconds
          FROM unnest(w.at * tstzmultirange(tstzrange(p.began, p.ended))) AS x) AS busy ON true
  GROUP BY l.run_id, t.step, l.cell, l.role;
+
+-- What changes of role cost: one row for each phase of each change, in order, and one named `all` for the whole. `engine_mb`
+-- and `trainer_mb` are the memory of the cell's processes after the phase, `_freed_mb` how much less that is than before it
+-- (of `all`: than before the change).
+CREATE VIEW role_change_phase AS
+WITH named AS (
+    SELECT unnest(ARRAY['unroute', 'drain', 'kv', 'release', 'wake', 'load', 'push', 'sleep', 'resume', 'report']) AS phase,
+           generate_series(1, 10) AS place),
+phase AS (
+    SELECT c.id, n.place, n.phase, (c.phases ->> n.phase)::float8 AS seconds, c.rss_mb -> n.phase AS after
+      FROM role_changes c JOIN named n ON c.phases ? n.phase
+     WHERE c.ended_at IS NOT NULL),
+line AS (
+    SELECT p.*, COALESCE(lag(p.after) OVER (PARTITION BY p.id ORDER BY p.place), c.rss_mb -> 'before') AS before
+      FROM phase p JOIN role_changes c ON c.id = p.id
+    UNION ALL
+    SELECT c.id, 11, 'all', EXTRACT(epoch FROM c.ended_at - c.started_at)::float8, l.after, c.rss_mb -> 'before'
+      FROM role_changes c
+      LEFT JOIN LATERAL (SELECT after FROM phase WHERE id = c.id ORDER BY place DESC LIMIT 1) AS l ON true
+     WHERE c.ended_at IS NOT NULL)
+SELECT c.run_id, c.id AS change_id, c.cell, c.from_role, c.to_role, c.started_at, r.place, r.phase, r.seconds,
+       (r.after ->> 'engine')::float8 AS engine_mb, (r.after ->> 'trainer')::float8 AS trainer_mb,
+       (r.before ->> 'engine')::float8 - (r.after ->> 'engine')::float8 AS engine_freed_mb,
+       (r.before ->> 'trainer')::float8 - (r.after ->> 'trainer')::float8 AS trainer_freed_mb
+  FROM line r JOIN role_changes c ON c.id = r.id;

@@ -54,6 +54,10 @@ class TrainerClient:
         """Compute a micro-batch that this incarnation has claimed, and mark it held; its metrics. Idempotent."""
         return await self.call("micro_batch", micro_batch_id=micro_batch_id)
 
+    async def prefetch(self, micro_batch_id: int) -> None:
+        """Read and pack a micro-batch that comes next, at once, beside whatever computes. Idempotent."""
+        await self.call("prefetch", micro_batch_id=micro_batch_id)
+
     async def push(self, step_id: int) -> dict[str, Any] | None:
         """Publish the accumulated gradient: a ticket for central's `absorb`; None if nothing is held. Idempotent.
 

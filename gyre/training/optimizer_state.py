@@ -56,6 +56,12 @@ def import_state(policy: Policy, optimizer: Any, state: dict[str, Any] | None) -
             }
 
 
+def state_tensors(policy: Policy, optimizer: Any) -> list[Tensor]:
+    """All that the optimizer holds in memory: moments, and float32 copies of weights below that."""
+    moments = [t for state in _states(optimizer).values() for t in state.values() if isinstance(t, Tensor)]
+    return [*moments, *_main_parameters(policy).values()]
+
+
 def _main_parameters(policy: Policy) -> dict[str, Tensor]:
     """What the optimizer updates, by Megatron's names: the parameters, or their float32 copies."""
     return {name: getattr(p, "main_param", p) for name, p in policy.model.named_parameters()}

@@ -25,6 +25,9 @@ DATABASE_LOST = ("OperationalError", "InternalError")
 """Kinds of error of a trainer that could not reach Postgres, or had its transaction ended there. Nothing was changed,
 or what was is found when the command is sent again."""
 
+BESIDE = ("prefetch",)
+"""Commands that run while another one computes: they touch nothing that a computation uses."""
+
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes."""
 

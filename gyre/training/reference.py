@@ -17,6 +17,10 @@ class FrozenReference:
         self._policy = policy
         self._weights = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What it holds in memory."""
+        return list(self._weights.values())
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within, the policy computes with the frozen weights; forward only. No tensor is copied."""

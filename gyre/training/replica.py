@@ -26,11 +26,11 @@ from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.store.queries import LedgerError
 from gyre.training import checkpoint
-from gyre.training.batch import pack_rows
+from gyre.training.batch import PackedBatch, pack_rows
 from gyre.training.metrics import MicroBatchMetrics, combine
 from gyre.training.outcome import NonFiniteError, StepResult
 from gyre.training.weights import read_hf_weights
-from gyre.transfer import Ticket, TransferError, WeightPublisher, open_publisher, open_puller
+from gyre.transfer import Ticket, TransferError, WeightPublisher, WeightPuller, open_publisher, open_puller
 
 if TYPE_CHECKING:
     from gyre.training.trainer import Trainer
@@ -71,6 +71,9 @@ class Replica:
         self._taken: tuple[int, StepResult, Path | None] | None = None  # a step, and its folder, not committed yet
         self._weights: tuple[WeightPublisher, dict[str, Tensor]] | None = None
         self._gradients: tuple[WeightPublisher, Tensor] | None = None
+        self._source: tuple[tuple[int, str], WeightPuller] | None = None  # of central's publisher
+        self._next: tuple[int, PackedBatch] | None = None
+        """A micro-batch that was made ready; set beside computations, by one assignment."""
 
     @property
     def version(self) -> int | None:
@@ -89,6 +92,7 @@ class Replica:
             "load": self.load,
             "begin": self.begin,
             "micro_batch": self.micro_batch,
+            "prefetch": self.prefetch,
             "sleep": self.sleep,
             "wake": self.wake,
         }
@@ -133,18 +137,28 @@ class Replica:
 
     def _pull_weights(self, ticket: Mapping[str, Any], version: int) -> dict[str, Tensor] | None:
         try:
-            puller = open_puller(Ticket.from_json(ticket))
-            try:
-                found, tensors = puller.pull()
-            finally:
-                puller.close()
+            found, tensors = self._puller(Ticket.from_json(ticket)).pull()
         except TransferError as error:
             log.warning("version %d: cannot be pulled (%s); read from its checkpoint instead", version, error)
+            self._close_puller()
             return None
         if found != version:
             log.warning("version %d: central publishes %d now; read from the checkpoint instead", version, found)
             return None
         return tensors
+
+    def _puller(self, ticket: Ticket) -> WeightPuller:
+        """Kept from pull to pull: fresh memory costs more time than the bytes that fill it."""
+        publisher = (ticket.incarnation, ticket.address)
+        if self._source is None or self._source[0] != publisher:
+            self._close_puller()
+            self._source = (publisher, open_puller(ticket))
+        return self._source[1]
+
+    def _close_puller(self) -> None:
+        if self._source is not None:
+            self._source[1].close()
+            self._source = None
 
     def publish(self, version: int) -> dict[str, Any]:
         self.load(version)
@@ -189,6 +203,16 @@ class Replica:
             raise LedgerError(f"micro-batch {micro_batch_id}: its claim was lost; the accumulator was thrown away")
         return metrics.to_json()
 
+    def prefetch(self, micro_batch_id: int) -> dict[str, Any]:
+        """Runs beside every other command, on a thread of its own."""
+        self._next = (micro_batch_id, self._packed(micro_batch_id))
+        return {}
+
+    def _packed(self, micro_batch_id: int) -> PackedBatch:
+        with transaction(self.engine) as session:
+            rows = queries.micro_batch_rows(session, micro_batch_id)
+        return pack_rows(rows)
+
     def _stored_metrics(self, micro_batch_id: int) -> MicroBatchMetrics:
         """Of a micro-batch whose gradient came with a push."""
         with transaction(self.engine) as session:
@@ -197,7 +221,6 @@ class Replica:
     def _compute(self, micro_batch_id: int) -> MicroBatchMetrics:
         with transaction(self.engine) as session:
             row = queries.micro_batch_row(session, micro_batch_id)
-            rows = queries.micro_batch_rows(session, micro_batch_id)
         if row.step_id != self.step_id:
             raise CommandError(f"micro-batch {micro_batch_id} is of step row {row.step_id}; begin that step first")
         if row.state != "claimed" or row.holder != self.settings.incarnation:
@@ -206,8 +229,10 @@ class Replica:
             )
         if self._pushed is not None:
             raise CommandError(f"micro-batch {micro_batch_id}: the pushed gradient is not reset yet")
+        ready, self._next = self._next, None
+        batch = ready[1] if ready is not None and ready[0] == micro_batch_id else self._packed(micro_batch_id)
         try:
-            return self.trainer.micro_batch(pack_rows(rows), f"micro-batch {micro_batch_id}")
+            return self.trainer.micro_batch(batch, f"micro-batch {micro_batch_id}")
         except NonFiniteError:
             self._void()  # the accumulator may hold what is not a number
             raise

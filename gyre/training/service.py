@@ -1,4 +1,7 @@
-"""The trainer process's front: JSON lines over a unix socket, all work on one thread, `status` answered at once."""
+"""The trainer process's front: JSON lines over a unix socket, all work on one thread, `status` answered at once.
+
+The few commands that may run beside the others (`protocol.BESIDE`) have a second thread.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from gyre.store.queries import FencedError
-from gyre.training.protocol import FENCED, LINE_LIMIT, REFUSALS, TrainerStatus, short_address
+from gyre.training.protocol import BESIDE, FENCED, LINE_LIMIT, REFUSALS, TrainerStatus, short_address
 
 log = logging.getLogger("gyre.trainer")
 
@@ -53,6 +57,7 @@ class TrainerService:
         self._start = start
         self._commands: Commands | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._busy: str | None = "start"
         self._pending = 0
         self._fenced = asyncio.Event()
@@ -106,7 +111,11 @@ class TrainerService:
         if command == "status":
             return {"id": number, "result": vars(self.status())}
         try:
-            result = await self._on_thread(command, lambda: self._run(command, arguments))
+            work = partial(self._run, command, arguments)
+            if command in BESIDE and self._commands is not None:
+                result = await asyncio.get_running_loop().run_in_executor(self._beside, work)
+            else:
+                result = await self._on_thread(command, work)
         except Exception as error:  # every failure of a command belongs to whoever sent it
             kind = type(error).__name__
             if isinstance(error, FencedError):

@@ -10,8 +10,9 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ from gyre.training.hf_config import hf_shapes
 from gyre.training.logprobs import TargetLogprobs, TargetQuery
 from gyre.training.metrics import MicroBatchMetrics, combine, measure
 from gyre.training.model import Policy, load_policy
-from gyre.training.optimizer_state import export_state, import_state
+from gyre.training.offload import Offload
+from gyre.training.optimizer_state import export_state, import_state, state_tensors
 from gyre.training.outcome import NonFiniteError, StepResult
 from gyre.training.pipeline import cut
 from gyre.training.reference import FrozenReference
@@ -34,6 +36,21 @@ from gyre.training.streaming import StreamingStep
 from gyre.training.weights import read_hf_weights
 
 Forward = Callable[[Policy], TargetLogprobs]
+
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def _resident(method: Callable[Concatenate[Trainer, P], Result]) -> Callable[Concatenate[Trainer, P], Result]:
+    """The trainer's tensors are on its device for as long as `method` runs."""
+
+    @wraps(method)
+    def inside(self: Trainer, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        with self.offload.resident():
+            return method(self, *args, **kwargs)
+
+    return inside
 
 
 class Trainer:
@@ -64,6 +81,7 @@ class Trainer:
         # Before `load`: what is in the policy now are the run's first weights.
         frozen = objective.kl != "none" and objective.kl_reference == "initial"
         self.reference = FrozenReference(self.policy) if frozen else None
+        self.offload = Offload(self._tensors)
 
     def load(self, version: int, source: Path | Mapping[str, Tensor]) -> None:
         """Take weights, and the optimizer's state where the source has one, as `version`; empties the accumulator.
@@ -90,6 +108,7 @@ class Trainer:
         check_weights(source, self.policy.shape)
         return source, state
 
+    @_resident
     def take(self, version: int, weights: Mapping[str, Tensor] | None, state: dict[str, Any] | None) -> None:
         """The rest of `load`. With several ranks, rank 0 gives what it read, the others None."""
         self.policy.load_hf(weights)
@@ -99,10 +118,12 @@ class Trainer:
         self.stream.begin()
         self.version = version
 
+    @_resident
     def begin(self) -> None:
         """Empty the accumulator."""
         self.stream.begin()
 
+    @_resident
     def micro_batch(self, batch: PackedBatch, name: str) -> MicroBatchMetrics:
         """Add the gradient of a micro-batch. `name` is how errors call it.
 
@@ -192,6 +213,7 @@ class Trainer:
             reference=None if reference is None else reference.to(device),
         )
 
+    @_resident
     def gradient(self) -> Tensor:
         """A copy of the accumulator: one flat float32 tensor on the CPU, tensors in the order of `hf_shapes`.
 
@@ -211,6 +233,7 @@ class Trainer:
             raise NonFiniteError("the gradient to absorb is not finite; it was refused")
         return gradient
 
+    @_resident
     def absorb(self, gradient: Tensor | None) -> None:
         """Add another replica's `gradient()`; rank 0 gives it. Raises as `checked_gradient`, and nothing is added."""
         whole = None
@@ -227,6 +250,7 @@ class Trainer:
         optimizer = self.settings.optimizer
         return optimizer.lr * min(1.0, (self._loaded() + 1) / (optimizer.warmup_steps + 1))
 
+    @_resident
     def optimizer_step(self, divisor: int) -> StepResult:
         """Divide by D = `divisor`, clip, step, empty the accumulator: the version rises by one.
 
@@ -240,10 +264,12 @@ class Trainer:
         self.version = self._loaded() + 1
         return StepResult(self.version, norm, rate)
 
+    @_resident
     def export_hf(self) -> dict[str, Tensor]:
         """A copy of the weights by Hugging Face's names, float32; with several ranks, rank 0 has it."""
         return self.policy.export_hf()
 
+    @_resident
     def export_optimizer(self) -> dict[str, Any]:
         """A copy of the optimizer's state (`gyre.training.optimizer_state`); with several ranks, rank 0 has it."""
         return export_state(self.policy, self.stream.optimizer)
@@ -260,12 +286,13 @@ class Trainer:
         return save_checkpoint(root, meta, weights, state, self.folder)
 
     def sleep(self) -> None:
-        """Give back what training needs between micro-batches: freed activations, to the system or the device.
-
-        Weights, accumulator and optimizer stay: a held gradient must survive a change of role.
+        """Give memory back while the cell serves. On CUDA all that training holds there goes to the host, and comes in
+        again for as long as a call needs it (an `absorb` on a central that serves). On a CPU only freed activations go
+        back to the system: weights, accumulator and optimizer stay, since a held gradient survives a change of role.
         """
         gc.collect()
-        if torch.cuda.is_available():
+        if self.policy.device.type == "cuda":
+            self.offload.out()
             torch.cuda.empty_cache()
         else:
             _trim()
@@ -273,7 +300,14 @@ class Trainer:
 
     def wake(self) -> None:
         """The opposite of `sleep`."""
+        self.offload.back()
         self.asleep = False
+
+    def _tensors(self) -> list[Tensor]:
+        """What training holds on the device between two micro-batches."""
+        frozen = [] if self.reference is None else self.reference.tensors()
+        moments = state_tensors(self.policy, self.stream.optimizer)
+        return [*self.policy.model.parameters(), *self.stream.buffers(), *moments, *frozen]
 
     def _loaded(self) -> int:
         if self.version is None:

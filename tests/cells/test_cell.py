@@ -77,6 +77,8 @@ async def test_role_switch_both_ways(bench: Bench, monkeypatch: pytest.MonkeyPat
     ]
     for change, result in zip(changes, (there, back), strict=True):
         assert change.phases == result.phases and change.ended_at is not None
+        assert change.rss_mb.keys() == {"before", *result.phases}
+        assert all(sizes["engine"] > 100 and sizes["trainer"] > 100 for sizes in change.rss_mb.values())
         seconds = (change.ended_at - change.started_at).total_seconds()
         # Phases lie one after another within the change; what is between them is the machine's business.
         assert all(phase >= 0 for phase in change.phases.values())
@@ -154,16 +156,16 @@ async def test_calls_may_finish_before_new_weights(bench: Bench, monkeypatch: py
     bench.close(empty)
     await bench.act(bench.on_central.finish_step, m.FinishStep("cells-s0", empty.id))
     assert site.engine.url is not None
-    live = asyncio.create_task(generate(site.engine.url, list(range(50)), 900))
+    live = asyncio.create_task(generate(site.engine.url, list(range(50)), 400))
     async with EngineClient(site.engine.url) as client:
         await until_running(client, 1)
-    loading = asyncio.create_task(bench.act(bench.on_satellite.cell_load_weights, weights(4)))
+    loading = asyncio.create_task(bench.act(bench.on_satellite.cell_load_weights, weights(4), 280))
     await bench.until(lambda: not bench.cell().admits)
     assert (bench.cell().routable, bench.cell().serving_version) == (True, 3)  # its calls stay where they are
     assert await loading == m.CellServing(4)
     answer = await live
     assert [s["version"] for s in answer["meta_info"]["weight_versions"]] == ["3"]
-    assert answer["meta_info"]["finish_reason"]["type"] == "length" and len(answer["output_ids"]) == 900
+    assert answer["meta_info"]["finish_reason"]["type"] == "length" and len(answer["output_ids"]) == 400
     assert (bench.cell().admits, bench.cell().serving_version) == (True, 4)
     after = await generate(site.engine.url, list(range(50)), 3)
     assert [s["version"] for s in after["meta_info"]["weight_versions"]] == ["4"]

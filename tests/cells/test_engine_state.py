@@ -127,6 +127,20 @@ async def test_an_engine_whose_release_broke_off_generates_when_it_serves_again(
     assert server.generates and "resume_memory" not in server.told
 
 
+async def test_a_device_that_gave_its_memory_takes_its_weights_anew(
+    store: Store, server: Server, tmp_path: Path
+) -> None:
+    """On CUDA what the memory holds after a resume is undefined, also where no newer version came meanwhile."""
+    for devices, told in (([0], ["weights 0"]), ([], [])):
+        server.told.clear()
+        cell = CellConfig(name="c0", devices=devices)
+        engine = CellEngine(cast(CellStore, store), cell, tmp_path / "engine.log")
+        engine._client, engine.version = cast(EngineClient, server), 0
+        await engine.release()
+        assert await engine.resume() == 0
+        assert server.told == ["pause", "release_memory", "resume_memory", "resume", *told]
+
+
 async def test_a_cancelled_load_is_finished(engine: CellEngine, store: Store, server: Server) -> None:
     store.newest = 1
     loading = asyncio.create_task(engine.load(1))

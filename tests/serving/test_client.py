@@ -16,14 +16,18 @@ LOADS = b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]}'
 
 @asynccontextmanager
 async def server(drops: int) -> AsyncIterator[tuple[str, list[str]]]:
-    """Drops the first `drops` requests without a word, and answers the others; its URL and what was asked."""
+    """Drops the first `drops` requests without a word, and answers the others; its URL and what was asked.
+
+    An order's body, unless it is empty, stands behind its route.
+    """
     asked: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await reader.readuntil(b"\r\n\r\n"):
             asked.append(head.decode().split(" HTTP")[0])
             if length := re.search(rb"(?i)content-length: (\d+)", head):
-                await reader.readexactly(int(length[1]))
+                said = (await reader.readexactly(int(length[1]))).decode()
+                asked[-1] += "" if said == "{}" else f" {said}"
             if len(asked) <= drops:
                 break
             body = LOADS if b"/v1/loads" in head else b"{}"
@@ -68,3 +72,17 @@ async def test_a_server_that_keeps_dropping_is_gone() -> None:
             await client.running_requests()
         assert len(asked) == 2
         assert not await client.health()
+
+
+async def test_memory_is_given_and_taken_of_weights_and_cache_alike() -> None:
+    async with server(drops=0) as (url, asked), EngineClient(url) as client:
+        await client.pause("abort")
+        await client.release_memory()
+        await client.resume_memory()
+        await client.resume()
+    assert asked == [
+        'POST /pause_generation {"mode":"abort"}',
+        'POST /release_memory_occupation {"tags":["weights","kv_cache"]}',
+        'POST /resume_memory_occupation {"tags":["weights","kv_cache"]}',
+        "POST /continue_generation",
+    ]

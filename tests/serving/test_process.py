@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gyre.serving.process import usable_cores
+import subprocess
+import sys
+
+from gyre.serving.process import family, rss_mb, usable_cores
 
 
 def test_a_cell_gets_the_cores_that_the_run_names() -> None:
@@ -20,3 +23,27 @@ def test_where_the_machine_grants_other_cores_cells_still_keep_apart() -> None:
 def test_one_core_is_shared() -> None:
     assert usable_cores([0], [0, 1], {0}) == usable_cores([1], [0, 1], {0}) == [0]
     assert usable_cores([0, 1], [0, 1], {7}) == [7]
+
+
+def test_memory_is_that_of_a_process_and_its_descendants() -> None:
+    child = "import sys; x = bytearray(b'x' * 80_000_000); print('here', flush=True); sys.stdin.read()"
+    parent = (
+        "import subprocess, sys\n"
+        "x = bytearray(b'x' * 50_000_000)\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print('here', flush=True); sys.stdin.readline()\n"
+        "child.kill(); child.wait(); print('alone', flush=True); sys.stdin.readline()\n"
+    )
+    argv = [sys.executable, "-c", parent]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        pids = family(process.pid)
+        both = rss_mb(pids)
+        process.stdin.write("\n")
+        process.stdout.readline()
+        alone = rss_mb(pids)
+        process.stdin.write("\n")
+    assert len(pids) == 2 and family(None) == [] and family(process.pid) == [process.pid]
+    assert 130 < both < 230 and 50 < alone < 110
+    assert rss_mb(pids) == rss_mb([]) == 0.0

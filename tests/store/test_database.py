@@ -121,12 +121,13 @@ def test_a_retried_change_of_role_goes_on(engine: Engine) -> None:
         queries.create_run(s, RUN, {}, RUN)
         first = queries.start_role_change(s, RUN, "sat", "rollout", "train", "backlog")
         assert queries.start_role_change(s, RUN, "sat", "rollout", "train", "retry") == first
-        queries.end_role_change(s, first, {"drain": 0.5})
+        queries.end_role_change(s, first, {"drain": 0.5}, {"before": {"engine": 900.0}, "drain": {"engine": 850.5}})
         queries.end_role_change(s, first, {"drain": 9.0})
         assert queries.start_role_change(s, RUN, "sat", "train", "rollout", "done") > first
         assert queries.start_role_change(s, RUN, "sat", "rollout", "train", "again") > first
-        row = s.execute(text("SELECT phases, ended_at FROM role_changes WHERE id = :i"), {"i": first}).one()
+        row = s.execute(text("SELECT phases, rss_mb FROM role_changes WHERE id = :i"), {"i": first}).one()
     assert row.phases == {"drain": 0.5}
+    assert row.rss_mb == {"before": {"engine": 900.0}, "drain": {"engine": 850.5}}
 
 
 def test_the_database_refuses_spans_that_do_not_fit(engine: Engine) -> None:

@@ -54,7 +54,8 @@ def test_documented_queries_find_something(engine: Engine, page: str) -> None:
             call.response = {"content": "Traceback, I see", "reasoning": None, "tool_calls": tools}
             call.fork_reason = call.fork_reason or "sibling"
         hand_out(s, world.group_ids[0], branch_cap=5, micro_batch_tokens=64, normalize_std=True)
-        queries.end_role_change(s, queries.start_role_change(s, RUN, "sat", "rollout", "train", "backlog"), {})
+        change = queries.start_role_change(s, RUN, "sat", "rollout", "train", "backlog")
+        queries.end_role_change(s, change, {"drain": 0.2})
         queries.take_cell(s, RUN, "sat", central=False, max_running=4)
         s.execute(text("UPDATE micro_batches SET attempts = 2"))
         s.flush()

@@ -55,6 +55,35 @@ def test_claims_are_idempotent_per_incarnation(engine: Engine) -> None:
     assert (progress.queued, progress.claimed, progress.held_by) == (1, 2, {"c1": 1})
 
 
+def test_a_claim_ahead_leaves_enough_for_the_other_cells_that_train(engine: Engine) -> None:
+    with transaction(engine) as s:
+        step = trained_step(s, size=4).step_id
+        for name, role in (("central", "train"), ("sat", "train"), ("far", "rollout"), ("near", "to_train")):
+            queries.upsert_cell(s, RUN, name, central=name == "central", role=role, max_running=4)
+    with transaction(engine) as s:
+        first = queries.claim_micro_batch(s, step, "central", "c1") or 0
+        ahead = queries.claim_ahead(s, step, "central", "c1") or 0  # 3 are queued for 2 others
+        assert ahead not in (0, first)
+        assert queries.claim_ahead(s, step, "sat", "s1") is None  # 2 for 2
+        assert queries.claim_micro_batch(s, step, "central", "c1") == first
+    with transaction(engine) as s:
+        assert queries.unclaim(s, step, "c1", besides=first) == 1
+        back = queries.micro_batch_row(s, ahead)
+        assert (back.state, back.holder, back.computed_by, back.attempts) == ("queued", None, None, 0)
+        assert queries.micro_batch_row(s, first).state == "claimed"
+        assert not queries.hold_micro_batch(s, ahead, "c1", {})
+        assert queries.hold_micro_batch(s, first, "c1", {})
+        assert queries.unclaim(s, step, "c1") == 0  # what is held is no claim
+        again = queries.claim_micro_batch(s, step, "central", "c1") or 0
+        s.execute(text("UPDATE cells SET role = 'rollout'"))
+        ahead = queries.claim_ahead(s, step, "central", "c1") or 0
+    with transaction(engine) as s:
+        assert queries.hold_micro_batch(s, again, "c1", {})
+        assert queries.hold_micro_batch(s, ahead, "c1", {})
+        one, other = queries.micro_batch_row(s, again), queries.micro_batch_row(s, ahead)
+        assert other.claimed_at == one.computed_at  # it was claimed before that, and computed after it
+
+
 def test_concurrent_claims_never_meet(engine: Engine) -> None:
     with transaction(engine) as s:
         step = trained_step(s, size=40).step_id

@@ -42,6 +42,40 @@ def test_a_path_from_leaf_to_all_its_tokens(engine: Engine) -> None:
         assert s.scalar(text("SELECT logprobs(:leaf)"), {"leaf": leaf.id}) == [0.0, -0.125, -0.25]
 
 
+def test_phases_of_role_changes_with_what_they_free(engine: Engine) -> None:
+    with transaction(engine) as s:
+        queries.create_run(s, RUN, {}, RUN)
+        done = queries.start_role_change(s, RUN, "sat", "rollout", "train", "backlog")
+        memory = {
+            "before": {"engine": 900.0, "trainer": 400.0},
+            "drain": {"engine": 890.0, "trainer": 400.0},
+            "load": {"engine": 500.0, "trainer": 460.0},
+            "release": {"engine": 500.0, "trainer": 400.0},
+        }
+        queries.end_role_change(s, done, {"drain": 0.5, "release": 0.25, "load": 0.125}, memory)
+        bare = queries.start_role_change(s, RUN, "sat", "train", "rollout", "level")
+        queries.end_role_change(s, bare, {"push": 1.0})  # by an agent that measured no memory
+        queries.start_role_change(s, RUN, "sat", "rollout", "train", "it is on its way")
+        rows = s.execute(
+            text(
+                "SELECT phase, seconds, engine_mb, engine_freed_mb, trainer_freed_mb FROM role_change_phase"
+                " WHERE change_id = :c AND phase <> 'all' ORDER BY place"
+            ),
+            {"c": done},
+        )
+        assert [tuple(row) for row in rows] == [
+            ("drain", 0.5, 890.0, 10.0, 0.0),
+            ("release", 0.25, 500.0, 390.0, 0.0),
+            ("load", 0.125, 500.0, 0.0, -60.0),
+        ]
+        whole = s.execute(text("SELECT * FROM role_change_phase WHERE phase = 'all' ORDER BY change_id")).all()
+        assert [(row.change_id, row.engine_freed_mb, row.trainer_freed_mb) for row in whole] == [
+            (done, 400.0, -60.0),
+            (bare, None, None),
+        ]
+        assert s.scalar(text("SELECT count(*) FROM role_change_phase WHERE change_id = :c"), {"c": bare}) == 2
+
+
 def test_the_branch_view_shows_the_processors_branches(engine: Engine) -> None:
     with transaction(engine) as s:
         world = make_world(s, size=2)

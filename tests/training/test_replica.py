@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,71 @@ def weights_after_alone(world: World, make: Callable[..., Replica], step_id: int
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     for name, tensor in a.items():
         torch.testing.assert_close(tensor, b[name], atol=2e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_micro_batch_that_was_made_ready_is_not_read_again(
+    world: World, make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_id = world.step(0)
+    alone = weights_after_alone(world, make, step_id)
+    replica = make()
+    replica.begin(step_id)
+    read: list[int] = []
+    original = queries.micro_batch_rows
+    monkeypatch.setattr(queries, "micro_batch_rows", lambda s, i: read.append(i) or original(s, i))
+    first, second, third = (claim_one(replica, step_id) for _ in range(3))
+    replica.prefetch(first)
+    replica.micro_batch(first)
+    replica.prefetch(second)
+    replica.prefetch(second)
+    replica.micro_batch(second)
+    replica.prefetch(first)  # late, and of no use
+    replica.micro_batch(third)
+    assert read == [first, second, second, first, third]
+    assert len(work(replica, step_id)) == 3
+    replica.optimizer_step(step_id)
+    assert_close(replica.trainer.export_hf(), alone)
+
+
+def claim_one(replica: Replica, step_id: int) -> int:
+    """One more, beside those that it has."""
+    with transaction(replica.engine) as session:
+        incarnation = replica.settings.incarnation
+        found = queries.claim_ahead(session, step_id, replica.settings.cell, incarnation)
+    assert found is not None
+    return found
+
+
+def test_the_gradient_does_not_depend_on_who_computed_what(world, make):
+    """A step's micro-batches by one trainer in order, and by central and two satellites in any order: 1e-5."""
+    step_id = world.step(0, rollouts=12)
+    with transaction(world.engine) as session:
+        ids = session.scalars(select(MicroBatch.id).where(MicroBatch.step_id == step_id)).all()
+        batches = [pack_rows(queries.micro_batch_rows(session, i)) for i in ids]
+    assert len(batches) == 12
+    trainers = [replica.trainer for replica in (make(), make("beta"), make("beta"))]
+    central, *satellites = trainers
+    for trainer in trainers:
+        if trainer.version is None:
+            trainer.load(0, world.config.policy.path)
+        assert all(buffer.dtype == torch.float32 for buffer in trainer.stream.buffers())
+    for batch in batches:
+        central.micro_batch(batch, "alone")
+    alone = central.gradient().double()
+    assert alone.norm() > 0
+    chance = random.Random(0)
+    seen = set()
+    for _ in range(4):
+        for trainer in trainers:
+            trainer.begin()
+        for batch in chance.sample(batches, len(batches)):
+            chance.choice(trainers).micro_batch(batch, "spread")
+        for satellite in chance.sample(satellites, len(satellites)):
+            central.absorb(satellite.gradient())
+        spread = central.gradient().double()
+        assert (spread - alone).norm() <= 1e-5 * alone.norm()
+        seen.add(tuple(spread[:1000].tolist()))
+    assert len(seen) > 1, "the orders made no difference at all: nothing was spread"
 
 
 def test_central_and_satellite_make_the_step_that_one_makes_alone(world, make):

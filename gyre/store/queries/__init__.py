@@ -21,6 +21,7 @@ from gyre.store.queries.handout import NewSample, add_samples, cut_micro_batches
 from gyre.store.queries.ledger import (
     LedgerError,
     StepProgress,
+    claim_ahead,
     claim_micro_batch,
     held_metrics,
     hold_micro_batch,
@@ -29,6 +30,7 @@ from gyre.store.queries.ledger import (
     requeue_holder,
     requeue_lost,
     step_progress,
+    unclaim,
 )
 from gyre.store.queries.rollouts import (
     MemberReward,
@@ -75,6 +77,7 @@ __all__ = [
     "cells",
     "check_epoch",
     "checkpoints",
+    "claim_ahead",
     "claim_micro_batch",
     "close_step",
     "create_groups",
@@ -115,6 +118,7 @@ __all__ = [
     "step_targets",
     "take_cell",
     "trees",
+    "unclaim",
     "upsert_cell",
     "weight_version",
 ]

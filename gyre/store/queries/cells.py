@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict, Unpack
 
@@ -92,11 +92,15 @@ def start_role_change(session: Session, run_id: str, cell: str, from_role: str, 
     return row.id
 
 
-def end_role_change(session: Session, change_id: int, phases: dict[str, float]) -> None:
-    """Close the record with the seconds that each phase took. Idempotent: the first end stays. Raises MissingRow."""
+def end_role_change(
+    session: Session, change_id: int, phases: dict[str, float], rss_mb: Mapping[str, Mapping[str, float]] | None = None
+) -> None:
+    """Close the record with the seconds that each phase took, and the memory after it (see RoleChange). Idempotent: the
+    first end stays. Raises MissingRow."""
     row = the_row(session, RoleChange, change_id, lock=True)
     if row.ended_at is None:
         row.phases = {**row.phases, **phases}
+        row.rss_mb = {phase: dict(sizes) for phase, sizes in (rss_mb or {}).items()}
         row.ended_at = session.scalar(select(func.clock_timestamp()))
         session.flush()
 

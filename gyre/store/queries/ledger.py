@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import CursorResult, case, func, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from gyre.store.models import Group, MicroBatch, Step
 from gyre.store.queries.rows import the_row
+
+_QUEUED: dict[str, Any] = {
+    "state": "queued", "holder": None, "computed_by": None, "claimed_at": None, "computed_at": None,
+}  # fmt: skip
 
 
 class LedgerError(RuntimeError):
@@ -62,6 +66,41 @@ def claim_micro_batch(session: Session, step_id: int, cell: str, incarnation: st
     return found
 
 
+# What is left must be enough for every other cell that trains: nobody idles because of a claim made ahead.
+_CLAIM_AHEAD = text("""
+    UPDATE micro_batches
+       SET attempts = attempts + 1, claimed_at = clock_timestamp(),
+           state = 'claimed', holder = :incarnation, computed_by = :cell
+     WHERE id = (SELECT id FROM micro_batches
+                  WHERE step_id = :step_id AND state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
+       AND (SELECT count(*) FROM micro_batches WHERE step_id = :step_id AND state = 'queued')
+         > (SELECT count(*) FROM cells c JOIN steps s ON s.run_id = c.run_id
+             WHERE s.id = :step_id AND c.role IN ('to_train', 'train') AND c.name <> :cell)
+    RETURNING id
+""")
+
+
+def claim_ahead(session: Session, step_id: int, cell: str, incarnation: str) -> int | None:
+    """Take one more micro-batch for a trainer that computes, so that it can be made ready meanwhile; None: there is
+    none, or the other cells that train need what is queued. One that is not computed after all: `unclaim`."""
+    found: int | None = session.scalar(_CLAIM_AHEAD, {"step_id": step_id, "cell": cell, "incarnation": incarnation})
+    return found
+
+
+def unclaim(session: Session, step_id: int, incarnation: str, besides: int | None = None) -> int:
+    """Queue again what `incarnation` claimed and does not compute; `besides` is what it does. Returns how many.
+
+    They do not count as attempts.
+    """
+    mine = update(MicroBatch).where(
+        MicroBatch.step_id == step_id,
+        MicroBatch.state == "claimed",
+        MicroBatch.holder == incarnation,
+        MicroBatch.id.is_distinct_from(besides),
+    )
+    return _count(session, mine.values(**_QUEUED, attempts=MicroBatch.attempts - 1))
+
+
 def micro_batch_row(session: Session, micro_batch_id: int) -> MicroBatch:
     """The micro-batch. Raises MissingRow."""
     return the_row(session, MicroBatch, micro_batch_id)
@@ -76,7 +115,19 @@ def hold_micro_batch(session: Session, micro_batch_id: int, incarnation: str, me
     claimed = update(MicroBatch).where(
         MicroBatch.id == micro_batch_id, MicroBatch.state == "claimed", MicroBatch.holder == incarnation
     )
-    values = {"state": "held", "computed_at": func.clock_timestamp(), "metrics": metrics}
+    # One that was claimed ahead began when the one before it had ended: a trainer computes one at a time.
+    before = aliased(MicroBatch)
+    last = (
+        select(func.max(before.computed_at))
+        .where(before.step_id == MicroBatch.step_id, before.computed_by == MicroBatch.computed_by)
+        .scalar_subquery()
+    )
+    values = {
+        "state": "held",
+        "claimed_at": func.greatest(MicroBatch.claimed_at, last),
+        "computed_at": func.clock_timestamp(),
+        "metrics": metrics,
+    }
     if _count(session, claimed.values(**values)):
         return True
     row = the_row(session, MicroBatch, micro_batch_id)
@@ -154,8 +205,7 @@ def step_progress(session: Session, step_id: int) -> StepProgress:
 
 def _requeue(session: Session, step_id: int, whose: Any) -> int:
     lost = update(MicroBatch).where(MicroBatch.step_id == step_id, MicroBatch.state.in_(("claimed", "held")), whose)
-    empty = {"state": "queued", "holder": None, "computed_by": None, "claimed_at": None, "computed_at": None}
-    return _count(session, lost.values(**empty))
+    return _count(session, lost.values(**_QUEUED))
 
 
 def _count(session: Session, statement: Any) -> int:

@@ -1,0 +1,56 @@
+"""A trainer's tensors out of its device's memory, and back in the same places.
+
+A storage is emptied and filled again: parameters, Megatron's flat buffers and whatever else looks into it stay the
+objects that they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Offload:
+    """Holds the tensors that `tensors` names, while they are out, in host memory (pinned, where they are of CUDA)."""
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self._tensors = tensors
+        self._host: list[tuple[Tensor, Tensor]] = []
+        """Each storage as uint8, and its bytes."""
+        self.is_out = False
+
+    def out(self) -> int:
+        """Copy them to the host and free their memory; bytes freed. Idempotent."""
+        if self.is_out:
+            return 0
+        storages = {t.untyped_storage().data_ptr(): t for t in self._tensors() if t.untyped_storage().nbytes()}
+        for tensor in storages.values():
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=tensor.is_cuda)
+            host.copy_(whole)
+            whole.untyped_storage().resize_(0)
+            self._host.append((whole, host))
+        self.is_out = True
+        return sum(host.nbytes for _, host in self._host)
+
+    def back(self) -> None:
+        """Take the memory again, and fill it. Idempotent."""
+        for whole, host in self._host:
+            whole.untyped_storage().resize_(host.nbytes)
+            whole.copy_(host)
+        self._host.clear()
+        self.is_out = False
+
+    @contextmanager
+    def resident(self) -> Iterator[None]:
+        """Within, they are in place; afterwards they are out again if they were before."""
+        was_out = self.is_out
+        self.back()
+        try:
+            yield
+        finally:
+            if was_out:
+                self.out()
