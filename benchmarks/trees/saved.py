@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,11 @@ from gyre.training.trainer import Trainer
 from gyre.trajectory import Node, SamplePath, Tree, micro_batches, select, target_mask
 
 BRANCH_CAP = 5
+VOCABULARY = 49_152
 RECOMPUTE_ABOVE = 3000
-"""Longest row, in tokens, whose activations are kept: 1.2 MB a token at this size."""
+"""Longest row, in tokens, whose activations are kept: 1.2 MB a token in all layers."""
+SHORT = (1, 3)
+"""Layers of the models from which the whole model's seconds are reckoned."""
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,24 @@ def branches(tree: Tree, content: Content, budget: int) -> list[PackedBatch]:
 
 
 class Clock:
-    """CPU seconds of forward and backward on one trainer."""
+    """CPU seconds of forward and backward. With trainers of two depths, by depth: of the whole model, reckoned."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainers: Mapping[int, Trainer]) -> None:
+        self.trainers = trainers
         self.rates: dict[int, float] = {}
 
     def seconds(self, batches: Sequence[PackedBatch]) -> float:
-        self.trainer.begin()
-        began = time.process_time()
-        for batch in batches:
-            self.trainer.micro_batch(batch, "benchmark")
-        return time.process_time() - began
+        taken: dict[int, float] = {}
+        for depth, trainer in self.trainers.items():
+            trainer.begin()
+            began = time.process_time()
+            for batch in batches:
+                trainer.micro_batch(batch, "benchmark")
+            taken[depth] = time.process_time() - began
+        few, many = min(taken), max(taken)
+        if few == many:
+            return taken[few]
+        return taken[few] + (smollm2.LAYERS - few) * (taken[many] - taken[few]) / (many - few)
 
     def measure(self, lengths: Sequence[int]) -> None:
         """The cost of a token in a sequence of each of these lengths, of which a tenth are targets."""
@@ -123,30 +132,39 @@ class Clock:
         return float((rates * np.asarray(lengths)).sum())
 
 
-def main(context: int, tokens: int, budget: int, names: Sequence[str] = ()) -> None:
-    trees = {n: recorded.scaled(t, context, tokens) for n, t in recorded.trees().items() if not names or n in names}
+def trainer_of(layers: int, *, recompute: bool) -> Trainer:
     with tempfile.TemporaryDirectory() as folder:
-        shape = smollm2.write(Path(folder))
-        contents = {name: Content.of(tree, shape.vocab) for name, tree in trees.items()}
-        ours = {name: packed(tree, contents[name], budget) for name, tree in trees.items()}
-        longest = max(batch.row.tokens for batches in ours.values() for batch in batches)
-        recompute = longest > RECOMPUTE_ABOVE
+        smollm2.write(Path(folder), layers)
         trainer = Trainer(Path(folder), TrainerConfig(recompute=recompute), ObjectiveConfig())
         trainer.load(0, Path(folder))
-    clock = Clock(trainer)
+    return trainer
+
+
+def main(context: int, tokens: int, budget: int, names: Sequence[str] = (), *, short: bool = False) -> None:
+    trees = {n: recorded.scaled(t, context, tokens) for n, t in recorded.trees().items() if not names or n in names}
+    contents = {name: Content.of(tree, VOCABULARY) for name, tree in trees.items()}
+    ours = {name: packed(tree, contents[name], budget) for name, tree in trees.items()}
+    longest = max(batch.row.tokens for batches in ours.values() for batch in batches)
+    depths = SHORT if short else (smollm2.LAYERS,)
+    recompute = longest * max(depths) > RECOMPUTE_ABOVE * smollm2.LAYERS
+    clock = Clock({depth: trainer_of(depth, recompute=recompute) for depth in depths})
     deepest = max(b.n_tokens for tree in trees.values() for b in tree.branches())
     clock.measure([32])  # the first run of all is slower
-    clock.measure([n for n in (64, deepest // 4, deepest // 2, deepest) if n >= 64])
+    clock.measure([n for n in (64, 256, deepest // 8, deepest // 4, deepest // 2, deepest) if n >= 64])
+    starred = "*" if short else ""
     table = Table(
-        "tree", "tokens", "all branches", "packed", "saved", "of the token ratio's saving", "every call*", "saved*",
+        "tree", "tokens", f"all branches{starred}", "packed", "saved", "of the token ratio's saving", "every call*",
+        "saved*",
         title=f"SmolLM2-135M, forward and backward, CPU seconds (longest branch {deepest} tokens, cap {BRANCH_CAP}"
+        + (f", reckoned from {depths[0]} and {depths[1]} layers" if short else "")
         + (", activations recomputed)" if recompute else ")"),
     )  # fmt: skip
     for name, tree in trees.items():
         apart = [b.n_tokens for b in tree.branches()]
         calls = [n.start + n.length for n in tree.nodes.values() if n.trainable]
         computed = sum(batch.row.tokens for batch in ours[name])
-        mine, theirs = clock.seconds(ours[name]), clock.seconds(branches(tree, contents[name], budget))
+        mine = clock.seconds(ours[name])
+        theirs = clock.expected(apart) if short else clock.seconds(branches(tree, contents[name], budget))
         per_call = clock.expected(calls)
         saved, ideal = 1 - mine / theirs, 1 - computed / sum(apart)
         table.add_row(
@@ -161,6 +179,4 @@ def main(context: int, tokens: int, budget: int, names: Sequence[str] = ()) -> N
         )
     console = Console(width=150)
     console.print(table)
-    console.print(
-        "* every call as its own sequence, from the measured cost of sequences of", sorted(clock.rates), "tokens"
-    )
+    console.print("* each as its own sequence, from the measured cost of sequences of", sorted(clock.rates), "tokens")

@@ -29,8 +29,11 @@ _LAYER = {
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
 
-def write(folder: Path, file: Path = FILE) -> ModelShape:
-    """Write config.json and float32 weights into `folder`; the shape."""
+LAYERS = 30
+
+
+def write(folder: Path, layers: int = LAYERS, file: Path = FILE) -> ModelShape:
+    """Write config.json and float32 weights of the first `layers` layers into `folder`; the shape."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: not there; `make bench` installs it (requirements/bench.txt)")
     reader = GGUFReader(file)
@@ -44,7 +47,7 @@ def write(folder: Path, file: Path = FILE) -> ModelShape:
         "model_type": "llama",
         "hidden_size": int(field("embedding_length")),
         "intermediate_size": int(field("feed_forward_length")),
-        "num_hidden_layers": int(field("block_count")),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": int(field("rope.dimension_count")),
@@ -63,6 +66,8 @@ def write(folder: Path, file: Path = FILE) -> ModelShape:
             weights[f"{_TOP[part]}.weight"] = value
         elif part.startswith("blk."):
             _, layer, kind = part.split(".")
+            if int(layer) >= layers:
+                continue
             if kind in ("attn_q", "attn_k"):
                 value = _halves(value, heads if kind == "attn_q" else kv_heads)
             weights[f"model.layers.{layer}.{_LAYER[kind]}.weight"] = value

@@ -18,7 +18,7 @@ first `SCRIPT@id` in a user message (tool results do not count), so a sub-agent 
 tool call that starts it has another marker in its prompt. The step is found from the history: each answer's text begins
 with `(step N)`; answers without (`"mark": false`) are counted on from the last one with it.
 
-**A script**: `script(steps, rules=[…], side=step, final=step)`. A step is a dict:
+**A script**: `script(steps, rules=[…], side=step, final=step, summary=text)`. A step is a dict:
 
 - `think`: reasoning (`<think>` block); `words`: sampled words after it (3): these have real log-probs, the rest have 0.
 - `text`: content. `mark`: False leaves `(step N)` out of it.
@@ -33,8 +33,9 @@ with `(step N)`; answers without (`"mark": false`) are counted on from the last 
 
 `rules`: `[{"last": regex, "tools": True | False, "reply": step}]`, first match wins over the steps; `last` is
 searched in everything after the last answer. Requests for a summary (compaction) of the shipped harnesses are answered
-with one that names the script and the step, so that the work goes on after it. `side`: the answer where the prompt
-offers no tools but the script has some (titles). `final`: the answer after the last step ("All done.").
+with one that names the script and the step, so that the work goes on after it, and ends with the text `summary`.
+`side`: the answer where the prompt offers no tools but the script has some (titles). `final`: the answer after the last
+step ("All done.").
 
 `ScriptedEngine(folder, policy, scripts, name)` makes further engines; share `scripts` with the first one.
 """

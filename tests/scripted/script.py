@@ -186,6 +186,7 @@ class Policy:
         for phrase, form in COMPACTIONS:
             if phrase in history.last:
                 summary = f"Work on SCRIPT@{name}" + (f" (step {done})" if done >= 0 else "") + " goes on."
+                summary += script.get("summary", "")
                 return self._planned({"text": form.format(summary=summary), "mark": False}, history, None)
         for rule in script.get("rules", []):
             if re.search(rule["last"], history.last) and rule.get("tools", bool(history.tools)) == bool(history.tools):
