@@ -23,7 +23,7 @@ from tests.scripted.fixtures import MakeWorld
 
 pytestmark = pytest.mark.skipif(FOLDER not in os.environ, reason=f"records a tree: where, says {FOLDER}")
 
-LONG = {"long": (200, {12: 2, 60: 1, 75: 2, 130: 1}), "longest": (400, {12: 2, 60: 1, 75: 2, 130: 1, 210: 1, 300: 1})}
+LONG = {"long": (200, {12: 2, 60: 1, 75: 2, 130: 1})}
 """By name: turns of the main agent, and after how many of them sub-agents begin, and how many at once. Sub-agents take
 6 to 16 turns each."""
 
