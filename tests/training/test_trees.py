@@ -55,7 +55,7 @@ def step(trainer: Trainer, batches: list[PackedBatch]) -> tuple[float, dict[str,
 
 def assert_equal(found: tuple, expected: tuple, tolerance: float, floor: float = 0.01) -> None:
     """To `tolerance` of each parameter's largest gradient, or of `floor` of the largest of all: a gradient in which
-    everything cancels is rounding."""
+    everything cancels is rounding. In float32 the branches' order alone moves a parameter by 2e-7 of its largest."""
     assert found[0] == pytest.approx(expected[0], rel=tolerance, abs=tolerance)
     largest = max(g.abs().max().item() for g in expected[1].values())
     assert largest > 0
@@ -80,7 +80,7 @@ def test_a_row_of_trees_equals_its_branches_apart_in_float64(double: Trainer, tr
 @given(PAIR)
 def test_a_row_of_trees_equals_its_branches_apart_in_float32(single: Trainer, trees) -> None:
     packed = pack_rows(micro_batch(list(trees)))
-    assert_equal(step(single, [packed]), step(single, branches_apart(trees)), 1e-5, floor=1.0)
+    assert_equal(step(single, [packed]), step(single, branches_apart(trees)), 1e-5)
 
 
 @settings(HYPOTHESIS, max_examples=30)
