@@ -188,7 +188,8 @@ class ObjectiveConfig(Section):
     """Upper clip of the ratio: 1 + clip_high. Without a value: 4e-4 for gspo, 0.2 for grpo, 0.28 for dapo."""
     ratio: Literal["branch", "rollout"] = "branch"
     """What a sequence is: one branch's owned tokens, or the whole rollout's (its branches then share a micro-batch,
-    even one above `trainer.micro_batch_tokens`)."""
+    even one above `trainer.micro_batch_tokens`). Off-policy under a narrow clip, `rollout` learnt faster where it was
+    measured (docs/objective.md); on-policy both are the same."""
     old: Literal["sampler", "trainer"] = "sampler"
     """Whose policy the ratio's denominator is: `sampler`, the one that sampled; `trainer`, the trainer's own before the
     step, so that the ratio is 1, nothing is clipped, and `correction` alone weighs the difference to the sampler.

@@ -88,6 +88,22 @@ def test_a_nucleus_goes_with_a_ratio_that_does_not_hold_it(run_file: Path) -> No
     assert load_run_config(run_file).sampling.top_p == 1.0
 
 
+def test_a_quorum_is_of_a_group(run_file: Path) -> None:
+    rewrite(run_file, "[policy]", "[rollouts]\ngroup_size = 8\nquorum = 6\nover_submit = 2\n[policy]")
+    rollouts = load_run_config(run_file).rollouts
+    assert (rollouts.launched, rollouts.handed_out_at) == (10, 6)
+    rewrite(run_file, "quorum = 6\n", "")
+    assert load_run_config(run_file).rollouts.handed_out_at == 8  # complete, though the surplus ones are still ending
+    rewrite(run_file, "over_submit = 2\n", "")
+    assert load_run_config(run_file).rollouts.handed_out_at is None
+    for quorum, says in ((9, "quorum: must be at most group_size = 8, got 9"), (1, "rollouts.quorum")):
+        rewrite(run_file, "group_size = 8\n", f"group_size = 8\nquorum = {quorum}\n")
+        with pytest.raises(ConfigError, match=says) as error:
+            load_run_config(run_file)
+        assert "\n" not in str(error.value)
+        rewrite(run_file, f"quorum = {quorum}\n", "")
+
+
 def test_several_bad_fields_stand_in_one_line(run_file: Path) -> None:
     rewrite(rewrite(run_file, "seed = 3", "seeed = 3"), "steps = 2", "steps = 0")
     with pytest.raises(ConfigError) as error:
