@@ -109,6 +109,15 @@ def read_report(engine: Engine, run_id: str, step: int | None = None) -> ReportD
         )
 
 
+def read_close_up(engine: Engine, run_id: str, step: int | None = None) -> tuple[CloseUp, list[report.RoleSpan]]:
+    """A step (from 0; None: the most telling one) and the cells' roles over the run. Raises ReportError without it."""
+    with transaction(engine) as s:
+        found = _close_up(s, run_id, step)
+        if found is None:
+            raise ReportError(f"no step of run {run_id!r} is finished yet")
+        return found, report.role_spans(s, run_id)
+
+
 def _close_up(session: Session, run_id: str, step: int | None) -> CloseUp | None:
     chosen = telling_step(session, run_id) if step is None else step
     found = None if chosen is None else close_up(session, run_id, chosen)

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from gyre.report import svg, timeline
-from gyre.report.data import LIFE, ORCHESTRATION, ReportData, ReportError, read_report
+from gyre.report.data import LIFE, ORCHESTRATION, ReportData, read_close_up, read_report
 from gyre.store.wall_time import IDLE
 
 PART_COLOURS = {
@@ -72,11 +72,9 @@ def write_close_up(engine: Engine, run_id: str, path: Path, step: int | None = N
 
     Raises ReportError where the run or the step does not exist, or none is finished.
     """
-    data = read_report(engine, run_id, step)
-    if data.close_up is None:
-        raise ReportError(f"no step of run {run_id!r} is finished yet")
-    _write(path, svg.alone(timeline.one_step(data.close_up, data.roles), _DRAWINGS))
-    return timeline.in_words(data.close_up, data.roles)
+    seen, roles = read_close_up(engine, run_id, step)
+    _write(path, svg.alone(timeline.one_step(seen, roles), _DRAWINGS))
+    return timeline.in_words(seen, roles)
 
 
 def _write(path: Path, content: str) -> Path:

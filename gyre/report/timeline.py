@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import groupby
 
 from gyre.report import svg
 from gyre.store.close_up import CloseUp, Stretch
@@ -171,7 +172,8 @@ def _area(steps: Sequence[tuple[float, float]], y: float, height: float, colour:
     for x, value in steps:
         points += [(x, points[-1][1]), (x, foot - value * height)]
     points.append((points[-1][0], foot))
-    path = " ".join(f"{x:.1f},{py:.1f}" for x, py in points)
+    # Many lie left of the picture, on its edge: each place is said once.
+    path = " ".join(place for place, _ in groupby(f"{x:.1f},{py:.1f}" for x, py in points))
     return f'<polygon points="{path}" fill="{colour}"><title>{escape(title)}</title></polygon>'
 
 
