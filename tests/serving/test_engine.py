@@ -74,6 +74,22 @@ async def test_new_weights_under_live_requests(engine: EngineProcess, client: En
         assert difference[: old["end"]].mean() > 0.05
 
 
+async def test_weights_that_wait_until_a_server_is_idle(engine: EngineProcess, client: EngineClient) -> None:
+    """Asked in the midst of a request they are not taken, and the request ends under the version that it began with."""
+    before = await client.weight_version()
+    live = asyncio.create_task(generate(engine.url, PROMPT, 900))
+    await until_running(client, 1)
+    assert not await client.update_weights(make_weights(2), before + 1, idle=True)
+    assert await client.weight_version() == before and not live.done()
+    answer = await live
+    assert answer["meta_info"]["finish_reason"]["type"] == "length" and len(answer["output_ids"]) == 900
+    assert [span["version"] for span in answer["meta_info"]["weight_versions"]] == [str(before)]
+    assert await client.wait_empty(60)
+    assert await client.update_weights(make_weights(2), before + 1, idle=True)
+    after = await generate(engine.url, PROMPT, 3)
+    assert [span["version"] for span in after["meta_info"]["weight_versions"]] == [str(before + 1)]
+
+
 async def test_weights_from_a_checkpoint_folder(engine: EngineProcess, client: EngineClient, tmp_path: Path) -> None:
     version = await client.weight_version()
     await client.update_weights(make_weights(5), version + 1)
