@@ -64,6 +64,7 @@ class ElasticScheduler:
 
     @workflow.run
     async def run(self, start: m.SchedulerInput) -> None:
+        self._say(self._view())  # what an earlier run of it knew, until the first look
         while not self._stopped:
             await workflow.wait_condition(lambda: self._changed or self._stopped)
             self._changed = False
@@ -133,6 +134,9 @@ class ElasticScheduler:
         if view.water_level != self._level:
             self._level = view.water_level
             workflow.upsert_search_attributes([a.WATER_LEVEL.value_set(view.water_level)])
+        self._say(view)
+
+    def _say(self, view: ClusterView) -> None:
         workflow.set_current_details(describe(view, self._plan, self._reasons, self._switches, next_look_s(view)))
 
 
