@@ -53,6 +53,7 @@ class Agent:
         ]
         async with asyncio.timeout(300):  # the zygote may have to import first
             await self.site.trainer.ready.wait()
+        await self.site.report()
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[Work]:
