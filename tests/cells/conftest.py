@@ -96,17 +96,23 @@ async def bench(
 # ---- two cells without engines: what trains is killed in a hundred ways ----------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trainers start in a tenth of a second, and the dead are looked for more often."""
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Imports what trainers need once for all tests."""
     zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield zygote
+    zygote.stop()
+
+
+@pytest.fixture(scope="module")
+def hurried(zygote: Zygote) -> Iterator[None]:
+    """Trainers start in a tenth of a second, and the dead are looked for more often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(activities.cell_trainer, "subprocess", zygote)
         patch.setattr(activities.cell_trainer, "BackOff", lambda: BackOff(longest=0.0))
         for module in (activities.cell, activities.cell_work):
             patch.setattr(module, "REQUEUE_S", 0.2)
         yield
-    zygote.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -170,7 +170,7 @@ class Story:
         assert torch.equal(counted, torch.ones(self.cluster.size)), counted
 
 
-@settings(max_examples=1000 if os.environ.get("GYRE_EVERY_FAULT") else 40)
+@settings(max_examples=1000 if os.environ.get("GYRE_EVERY_FAULT") else 25)
 @given(st.lists(acts, max_size=40))
 def test_each_micro_batch_counts_once_whatever_happens(cluster: Cluster, events: list[tuple[str, str]]) -> None:
     story = Story(cluster)
