@@ -92,6 +92,7 @@ def _arguments() -> argparse.Namespace:
     paced.add_argument("--slots", type=int, default=3, help="rollouts that fill a cell")
     paced.add_argument("--groups", type=int, help="of a step (default: the preset's rollouts, scaled as the slots are)")
     paced.add_argument("--group-size", type=int, default=8)
+    paced.add_argument("--harness", choices=["mini-swe-agent", "light"], default="mini-swe-agent")
     paced.add_argument("--window", type=int, help="rollouts under way at once (default: cells x slots x 2)")
     paced.add_argument("--compression", type=float, default=150.0, help="seconds of the preset in one of ours")
     paced.add_argument("--per-token", type=float, default=50.0, help="tokens of the preset that one of ours stands for")
@@ -114,7 +115,7 @@ def _forms(x: argparse.Namespace) -> Iterator[Form]:
             "paced",
             title,
             _paced_ways(work, x.window, x.split),
-            lambda way, data: paced_run(work, way, data, x.window, x.seed),
+            lambda way, data: paced_run(work, way, data, x.window, x.seed, light=x.harness == "light"),
             AGENT,
         )
     if "real" in x.forms:
@@ -153,7 +154,7 @@ def _settings_fit(form: Form, folder: Path, x: argparse.Namespace) -> bool:
     """Whether the runs in the folder are of these settings; those of the first run are written down."""
     names = ["steps", "seed"]
     if form.name == "paced":
-        names += ["preset", "cells", "slots", "groups", "group_size", "compression", "per_token", "window"]
+        names += ["preset", "cells", "slots", "groups", "group_size", "compression", "per_token", "window", "harness"]
     mine = {name: getattr(x, name) for name in names}
     file = folder / "settings.json"
     if not file.exists():

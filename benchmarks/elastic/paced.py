@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.elastic.costs import write_costs
 from benchmarks.elastic.runs import Way
-from benchmarks.elastic.workload import CONFIG, PacedWork, write_tasks
+from benchmarks.elastic.workload import CONFIG, FIRST, PacedWork, write_tasks
 from gyre.config import RunConfig
 from workers.stack.services import make_folders
 
@@ -14,13 +14,20 @@ AGENT = "benchmarks.elastic.agent"
 POLICY = Path(__file__).parents[2] / "examples" / "quickstart" / "policy"
 """Only its tokenizer is used."""
 CONTEXT = 8192
+LIGHT = {
+    "name": "command",
+    "command": [
+        "python3", "-I", "-S", str(Path(__file__).with_name("light.py")), "{base_url}", "{model}",
+        "{instruction} next " + str(FIRST),
+    ],
+}  # fmt: skip
 SLACK = 600
 """Tokens of the context that no rollout uses: the harness's own texts, and the longest answer."""
 
 
-def paced_run(work: PacedWork, way: Way, data: Path, window: int, seed: int = 0) -> RunConfig:
+def paced_run(work: PacedWork, way: Way, data: Path, window: int, seed: int = 0, *, light: bool = False) -> RunConfig:
     """The run of `work` under `way`, with its tasks, settings and costs written below `data`; at most `window`
-    rollouts are under way at once."""
+    rollouts are under way at once. `light`: under benchmarks/elastic/light.py instead of mini-swe-agent."""
     make_folders(data)
     write_costs(data, work.cost)
     write_tasks(work, data / "tasks", seed)
@@ -31,7 +38,7 @@ def paced_run(work: PacedWork, way: Way, data: Path, window: int, seed: int = 0)
             "name": "paced", "seed": seed, "steps": len(work.steps),
             "policy": {"path": str(POLICY), "context": CONTEXT},
             "tasks": {"train": str(data / "tasks")},
-            "harness": {"name": "mini-swe-agent", "config": str(data / "mini.yaml")},
+            "harness": LIGHT if light else {"name": "mini-swe-agent", "config": str(data / "mini.yaml")},
             "rollouts": {
                 "groups_per_step": work.groups, "group_size": work.group_size,
                 "max_concurrent": window,
