@@ -99,7 +99,7 @@ $(SMOLLM2_STAMP): requirements/bench.txt
 bench: setup $(PEER_STAMP) $(SMOLLM2_STAMP)
 	$(BIN)/python -m benchmarks
 
-# BENCH="paced --rounds 1 --steps 2" for less of it.
+# BENCH="paced --rounds 1" for less of it.
 bench-elastic: setup
 	$(BIN)/python -m benchmarks.elastic $(BENCH)
 

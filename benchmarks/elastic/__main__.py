@@ -77,9 +77,9 @@ STARTED = time.monotonic()
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__)
-    parser.add_argument("forms", nargs="*", choices=["paced", "real"], default=["paced", "real"])
+    parser.add_argument("forms", nargs="*", metavar="paced|real", help="none: both")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path(".gyre-bench"), help="folder of what was measured")
     parser.add_argument("--only", action="append", help="only ways whose name has this; may be repeated")
@@ -94,9 +94,13 @@ def _arguments() -> argparse.Namespace:
     paced.add_argument("--group-size", type=int, default=8)
     paced.add_argument("--harness", choices=["mini-swe-agent", "light"], default="mini-swe-agent")
     paced.add_argument("--window", type=int, help="rollouts under way at once (default: cells x slots x 2)")
-    paced.add_argument("--compression", type=float, default=150.0, help="seconds of the preset in one of ours")
+    paced.add_argument("--compression", type=float, default=75.0, help="seconds of the preset in one of ours")
     paced.add_argument("--per-token", type=float, default=50.0, help="tokens of the preset that one of ours stands for")
-    return parser.parse_args()
+    x = parser.parse_args()
+    if unknown := set(x.forms) - {"paced", "real"}:
+        parser.error(f"no form is called {min(unknown)!r}; there are paced and real")
+    x.forms = x.forms or ["paced", "real"]
+    return x
 
 
 def _forms(x: argparse.Namespace) -> Iterator[Form]:

@@ -1,4 +1,4 @@
-"""The light harness: the loop of mini-swe-agent without its libraries, a tenth of its CPU time.
+"""The light harness: the loop of mini-swe-agent without its libraries.
 
     python3 -I -S light.py BASE_URL MODEL INSTRUCTION
 
