@@ -174,10 +174,10 @@ def _room(folder: Path) -> int:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can have put pages there: anyone may make a folder where it lies."""
+    """Whether nobody else can put pages there: anyone may make a folder where it lies."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o077
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 
 def _fingerprint(policy_path: Path, serving: ServingConfig, cell: CellConfig, spare: Path) -> str:
