@@ -42,12 +42,12 @@ class Rates:
 class ClusterView:
     """The run at one moment, over all open steps and evaluations.
 
-    `water_level`: rollouts that wait for their launch or run. `backlog_tokens`: tokens handed out for training whose
-    gradient no trainer holds yet. `open_groups`: groups of training steps that are not handed out. `steps_open`:
-    steps whose optimizer step is not done; `steps_closed`: those of them with every group handed out. `rates`: None
-    until they have been measured. `tail_s`: seconds that the rollouts of the oldest open step are expected to run on
-    (see `expected_tail_s`); None where nobody knows. `context_tokens`: tokens of the contexts of all live rollouts,
-    which the cells that serve should hold in their caches.
+    `water_level`: rollouts that wait for their launch or run. `backlog_tokens`: tokens of the oldest open step that
+    are handed out and whose gradient no trainer holds yet. `open_groups`: groups of training steps that are not handed
+    out. `steps_open`: steps whose optimizer step is not done; `steps_closed`: those of them with every group handed
+    out. `rates`: None until they have been measured. `tail_s`: seconds that the rollouts of the oldest open step are
+    expected to run on (see `expected_tail_s`); None where nobody knows. `context_tokens`: tokens of the contexts of
+    all live rollouts, which the cells that serve should hold in their caches.
     """
 
     cells: tuple[CellView, ...]

@@ -34,10 +34,10 @@ class ClusterFacts:
     """A run at one moment.
 
     `live_rollouts`: those whose harness has yet to start or to end; `running_rollouts`: those whose harness runs.
-    `backlog_tokens`: in micro-batches whose gradient no trainer holds. `train_tokens_s`, `to_train_s`, `to_rollout_s`:
-    medians over the newest of this run, of one cell; None before the first. `oldest_age_s`: since when the oldest
-    running harness of the oldest open step runs; None without one. `context_tokens`: contexts of all running rollouts,
-    also of those that no cell has answered yet.
+    `backlog_tokens`: of the oldest open step, whose gradient no trainer holds yet. `train_tokens_s`, `to_train_s`,
+    `to_rollout_s`: medians over the newest of this run, of one cell; None before the first. `oldest_age_s`: since when
+    the oldest running harness of the oldest open step runs; None without one. `context_tokens`: contexts of all running
+    rollouts, also of those that no cell has answered yet.
     """
 
     live_rollouts: int

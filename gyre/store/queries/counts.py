@@ -29,11 +29,15 @@ def call_counts(session: Session, rollout_id: str) -> CallCounts:
 
 
 def backlog_tokens(session: Session, run_id: str) -> int:
-    """Tokens in the run's micro-batches whose gradient no trainer holds yet."""
+    """Tokens that can be trained now: in micro-batches of the oldest open step whose gradient no trainer holds yet.
+
+    A later step's wait for the optimizer step before them.
+    """
+    oldest = select(func.min(Step.index)).where(Step.run_id == run_id, Step.state != "done").scalar_subquery()
     query = (
         select(func.coalesce(func.sum(MicroBatch.n_tokens), 0))
         .join(Step, Step.id == MicroBatch.step_id)
-        .where(Step.run_id == run_id, Step.state != "done", MicroBatch.state.in_(("queued", "claimed")))
+        .where(Step.run_id == run_id, Step.index == oldest, MicroBatch.state.in_(("queued", "claimed")))
     )
     return int(session.scalars(query).one())
 
