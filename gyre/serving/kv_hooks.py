@@ -18,6 +18,9 @@ VARIABLE = "GYRE_SGLANG_KV"
 SETTLE_S = 10.0
 """How long a flush waits for copies on their way before it is left to SGLang, which then refuses it."""
 
+GIVE_WAY_S = 0.002
+"""How long a scheduler without a batch sleeps while pages are fetched."""
+
 
 def _emptied(result: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
     if (controller := getattr(cache, "cache_controller", None)) is not None:
@@ -42,6 +45,12 @@ def _settle(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             log.warning("kv: copies of keys and values are still on their way after %.0f s", SETTLE_S)
             return
         time.sleep(0.001)
+
+
+def _give_way(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """A scheduler that only waits for a fetch spins, and the fetching thread gets Python's lock once in 5 ms."""
+    if scheduler.tree_cache.ongoing_prefetch:
+        time.sleep(GIVE_WAY_S)
 
 
 def _settle_before_release(updater: Any, *args: Any, **kwargs: Any) -> None:
@@ -81,5 +90,6 @@ def register() -> None:
     cache = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
     HookRegistry.register("sglang.srt.mem_cache.utils.get_native_hash", page_hashes, HookType.REPLACE)
     HookRegistry.register(f"{cache}.reset", _emptied, HookType.AFTER)
+    HookRegistry.register(f"{managers}.scheduler.Scheduler.on_idle", _give_way, HookType.BEFORE)
     HookRegistry.register(f"{managers}.scheduler.Scheduler.flush_cache", _settle, HookType.BEFORE)
     HookRegistry.register(f"{updater}.release_memory_occupation", _settle_before_release, HookType.BEFORE)
