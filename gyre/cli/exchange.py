@@ -48,9 +48,7 @@ def export(
 
 def import_(
     path: Annotated[Path, typer.Argument(help="What `gyre export` wrote: a folder, or one ATIF file.")],
-    name: Annotated[
-        str | None, typer.Option("--as", help="Name of the run here. Default: as it was.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--as", help="Name of the run here. Default: as it was.")] = None,
     data: DataOption = None,
 ) -> None:
     """Read an exported run into the database, archived: it can be asked about, and is not trained."""

@@ -138,7 +138,7 @@ def doze(sockets: Path) -> None:
 
 def cut_pulls(orders: Path) -> None:
     module = importlib.import_module(REPLICA)
-    direct = module.open_puller
+    direct, kept = module.open_puller, module.Replica._puller
 
     def open_puller(ticket: Any) -> Any:
         if not orders.exists():
@@ -147,7 +147,12 @@ def cut_pulls(orders: Path) -> None:
         orders.unlink()
         return direct(through(ticket, cut))
 
-    module.open_puller = open_puller
+    def puller(replica: Any, ticket: Any) -> Any:
+        if orders.exists():  # the connection that it keeps is not the one to be cut
+            replica._close_puller()
+        return kept(replica, ticket)
+
+    module.open_puller, module.Replica._puller = open_puller, puller
 
 
 if __name__ == "__main__":
