@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -103,8 +104,7 @@ class CellEngine:
 
     async def _start(self) -> None:
         version, folder, _ = await self._store.newest_version()
-        if isinstance(self.process, EngineProcess):
-            self.process.kv = await asyncio.to_thread(self._kv.decide, folder)
+        self.process.kv = await asyncio.to_thread(self._kv.decide, folder)
         self.process.start(folder, version)
         await asyncio.to_thread(warm_up)
         await self.process.wait_ready(START_S)
@@ -158,7 +158,7 @@ class CellEngine:
 
     async def _replace(self, version: int, folder: Path, row: WeightVersion | None) -> None:
         client, incarnation = self._running(), self.process.incarnation
-        pulled = None if row is None or row.ticket is None else await self._pull(Ticket.from_json(row.ticket), version)
+        pulled = None if row is None or row.ticket is None else await self._pull(row.ticket, version)
 
         async def update(idle: bool = False) -> bool:
             if pulled is not None:
@@ -198,9 +198,10 @@ class CellEngine:
         log.warning("engine: %d calls run after %.0f s; they go on under new weights", running, serving.finish_limit_s)
         return False
 
-    async def _pull(self, ticket: Ticket, version: int) -> tuple[int, dict[str, torch.Tensor]] | None:
+    async def _pull(self, found_ticket: dict[str, Any], version: int) -> tuple[int, dict[str, torch.Tensor]] | None:
         """None: the checkpoint must serve instead, for a reason that is logged."""
         try:
+            ticket = Ticket.from_json(found_ticket)
             if self._puller is None or self._puller[0].incarnation != ticket.incarnation:
                 await asyncio.to_thread(self._close_puller)
                 self._puller = (ticket, await asyncio.to_thread(open_puller, ticket))

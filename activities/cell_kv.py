@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from gyre.config import CellConfig, RunConfig
 from gyre.serving.kv import KvPlan, plan_kv
 from gyre.serving.kv_pages import FolderUse
+
+log = logging.getLogger("gyre.cell")
 
 
 class CellKv:
@@ -24,7 +27,11 @@ class CellKv:
             run = self._run
             plan = plan_kv(run.run_id, policy_path, run.policy.context, run.serving, self._cell, self._spare)
             if plan is not None:
-                self._use = FolderUse(plan.folder)
+                try:
+                    self._use = FolderUse(plan.folder)
+                except OSError as error:
+                    log.warning("kv: nothing moves between cells, %s cannot be held: %s", plan.folder, error)
+                    plan = None
             self.plan, self._decided = plan, True
         return self.plan
 

@@ -6,6 +6,7 @@ that gets the rollout's next call, where reading is estimated to beat computing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -87,6 +88,9 @@ def plan_kv(
     """
     if serving.kv_migration == "off":
         return None
+    if len(cell.nodes) > 1:  # whose other servers would have to write through as well, and find the same folder
+        log.info("kv: nothing moves between cells, %s is on several machines", cell.name)
+        return None
     itemsize = torch.finfo(getattr(torch, serving.dtype)).bits // 8
     try:
         shape = KvShape.read(policy_path, itemsize)
@@ -96,7 +100,7 @@ def plan_kv(
     tokens = context or 2048
     budget = serving.kv_tokens * shape.bytes_per_token
     # A copy of all that it holds in its host memory, as much in the folder, and as much for another cell.
-    need, free = 3 * budget + (CUDA_RESERVE if cell.devices else 0), psutil.virtual_memory().available
+    need, free = 3 * budget + (CUDA_RESERVE if cell.devices else 0), _free_memory()
     if need > free:
         log.warning(
             "kv: nothing moves between cells, for want of memory: serving.kv_tokens = %d needs %.1f GB more, and "
@@ -106,7 +110,11 @@ def plan_kv(
     ours = f"gyre-kv-{os.getuid()}"
     root = MEMORY if _room(MEMORY) >= 2 * budget and _is_ours(MEMORY / ours) else spare
     folder = root / ours / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
-    rates = measure(shape, folder.parent, serving, cell)
+    try:
+        rates = measure(shape, folder.parent, serving, cell)
+    except OSError as error:
+        log.warning("kv: nothing moves between cells, %s takes no pages: %s", folder.parent, error)
+        return None
     least = least_tokens(shape, rates, tokens)
     estimate = (
         f"{tokens} tokens move in {transfer_s(shape, rates, tokens):.2f} s "
@@ -123,7 +131,8 @@ def plan_kv(
 def measure(shape: KvShape, root: Path, serving: ServingConfig, cell: CellConfig) -> KvRates:
     """What this machine does: pages through a folder below `root`, and a product of matrices like a layer's.
 
-    By CPU time, not by the clock: what else the machine does at this moment is not its speed.
+    By CPU time, not by the clock: what else the machine does at this moment is not its speed. Raises OSError where
+    the folder does not take pages.
     """
     return KvRates(_bytes_per_s(shape, root), _flops_per_s(serving, cell))
 
@@ -135,12 +144,14 @@ def _bytes_per_s(shape: KvShape, root: Path) -> float:
         page = [memoryview(bytearray(os.urandom(half))) for _ in range(2)]
         names = [str(i) for i in range(max(1, min(_PROBE_PAGES, _PROBE_BYTES // (2 * half))))]
         for name in names:
-            probe.put("0", name, page)
+            if not probe.put("0", name, page):
+                raise OSError("a page could not be stored")
         into = torch.zeros(2 * half, dtype=torch.uint8)
         best = float("inf")
         for name in names:
             began = time.thread_time()
-            probe.get("0", name, page)
+            if not probe.get("0", name, page):
+                raise OSError("a page could not be read back")
             into.copy_(torch.frombuffer(page[0].obj, dtype=torch.uint8).repeat(2))  # on to where the server computes
             best = min(best, time.thread_time() - began)
         return 2 * half / max(best, 1e-9)
@@ -166,6 +177,15 @@ def _flops_per_s(serving: ServingConfig, cell: CellConfig) -> float:
         torch.set_num_threads(before)
 
 
+def _free_memory() -> int:
+    """Bytes that this machine, or the container (cgroup v2) that this process is in, has to give."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or one without a limit
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return free
+
+
 def _room(folder: Path) -> int:
     try:
         return shutil.disk_usage(folder).free
@@ -175,8 +195,12 @@ def _room(folder: Path) -> int:
 
 def _is_ours(folder: Path) -> bool:
     """Whether nobody else can put pages there: anyone may make a folder where it lies."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:  # something else has the name, or nobody may write there
+        log.warning("kv: %s cannot be used: %s", folder, error)
+        return False
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 

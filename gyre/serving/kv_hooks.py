@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "GYRE_SGLANG_KV"
 """Set to 1: the server stores keys and values through `kv_backend`."""
 
-SETTLE_S = 10.0
+SETTLE_S, TURN_S = 10.0, 0.001
 """How long a flush waits for copies on their way before it is left to SGLang, which then refuses it."""
 
 GIVE_WAY_S = 0.002
@@ -34,17 +34,14 @@ def _settle(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     SGLang refuses to empty a cache under them, and with it the new weights; a paused server never looks at them.
     """
     cache = scheduler.tree_cache
-    deadline = time.monotonic() + SETTLE_S
-    while True:
+    for _ in range(round(SETTLE_S / TURN_S)):  # turns, not a clock: tensor-parallel ranks take each of them together
         for request in list(cache.ongoing_prefetch):
             cache.release_aborted_request(request)
         cache.check_hicache_events()
         if not (cache.ongoing_write_through or cache.ongoing_load_back or cache.ongoing_backup):
             return
-        if time.monotonic() > deadline:
-            log.warning("kv: copies of keys and values are still on their way after %.0f s", SETTLE_S)
-            return
-        time.sleep(0.001)
+        time.sleep(TURN_S)
+    log.warning("kv: copies of keys and values are still on their way after %.0f s", SETTLE_S)
 
 
 def _give_way(scheduler: Any, *args: Any, **kwargs: Any) -> None:

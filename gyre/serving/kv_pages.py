@@ -98,7 +98,8 @@ class PageFolder:
         if read != _HEADER.size + size or _HEADER.unpack(header) != (_MAGIC, crc, size):
             self.counts["corrupt"] += 1
             log.warning("kv: %s is damaged and removed, its tokens are computed anew", path)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             return False
         self.counts["found"] += 1
         with contextlib.suppress(FileNotFoundError):
@@ -139,11 +140,16 @@ class PageFolder:
 
 
 class FolderUse:
-    """Holds a shared folder while its processes live. Who comes first finds it empty, who leaves last removes it."""
+    """Holds a shared folder while its processes live. Who comes first finds it empty, who leaves last removes it.
+
+    Folders beside it that nobody holds any more, since all their processes were killed, are removed as well: they may
+    lie in memory.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
+        _remove_unheld(folder.parent)
         self._lock = os.open(folder.with_name(folder.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         if self._alone():
             shutil.rmtree(folder, ignore_errors=True)  # of processes that were killed
@@ -158,8 +164,24 @@ class FolderUse:
             self._lock = -1
 
     def _alone(self) -> bool:
+        return _taken(self._lock)
+
+
+def _taken(lock: int) -> bool:
+    """Whether nobody else held the lock, which is this process's alone now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_unheld(root: Path) -> None:
+    """The lock files stay, empty: who waits for one must not wait for a file that is gone."""
+    for path in root.glob("*.lock"):
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            if _taken(lock):
+                shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -62,6 +62,8 @@ def serving_s(step: StepWork, scenario: Scenario) -> float:
 def _throughput(cost: CostModel, tokens: float, tools: float) -> float:
     """Tokens a second of one cell at the best batch for so many tokens and tool seconds."""
     d, e, slots = cost.decode_s, cost.decode_s_per_rollout, cost.slots
+    if d == e == 0:
+        return math.inf
     linear = tools - tokens * (e * slots - d)
     if tools == 0:
         batch = float(slots)

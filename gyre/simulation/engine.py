@@ -92,7 +92,6 @@ class _Run:
         self.touched: set[int] = set()
         self.open: list[StepState] = []
         self.begun = 0
-        self.opening = False
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.begins: list[float] = []

@@ -62,7 +62,7 @@ class Recording:
         rollouts = config.rollouts
         policy = Roomy(policy, config.scheduling.rollouts_per_slot, rollouts.max_concurrent)
         return simulate(
-            self.scenario, policy, staleness=rollouts.max_staleness, quorum=rollouts.quorum, decide_s=decide_s,
+            self.scenario, policy, staleness=rollouts.max_staleness, quorum=rollouts.handed_out_at, decide_s=decide_s,
             timeline=timeline, rates_known=False,
         )  # fmt: skip
 

@@ -107,16 +107,17 @@ def read_optimizer(folder: Path) -> dict[str, Any]:
     return state
 
 
-def clean(root: Path, committed: Container[Path], newest: int) -> None:
+def clean(root: Path, committed: Container[str], newest: int) -> None:
     """Delete what killed processes left under `root`: drafts, discarded folders, and what is not `committed` of the
-    versions up to the one after the `newest`. (Later ones are of a database that is gone, and stay.)
+    versions up to the one after the `newest`. (Later ones are of a database that is gone, and stay.) `committed` are
+    names of folders: a data folder that was moved is still the same one.
 
     Only its one writer calls this.
     """
     for folder in root.glob(".v*"):
         shutil.rmtree(folder, ignore_errors=True)
     found = [(folder, _VERSION.fullmatch(folder.name)) for folder in root.glob("v*")]
-    left = [folder for folder, name in found if name and int(name[1]) <= newest + 1 and folder not in committed]
+    left = [folder for folder, name in found if name and int(name[1]) <= newest + 1 and folder.name not in committed]
     delete_checkpoints(root, left)
 
 

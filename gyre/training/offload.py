@@ -34,6 +34,8 @@ class Offload:
             whole.untyped_storage().resize_(0)
             self._host.append((whole, host))
         self.is_out = True
+        if any(whole.is_cuda for whole, _ in self._host):
+            torch.cuda.empty_cache()  # else torch keeps what the server beside it needs
         return sum(host.nbytes for _, host in self._host)
 
     def back(self) -> None:

@@ -109,7 +109,7 @@ class Replica:
             if row is None:
                 queries.add_weight_version(session, self.run_id, 0, str(self.settings.run.policy.path))
             newest = 0 if row is None else row.version
-            committed = {Path(folder) for folder in queries.checkpoints(session, self.run_id)}
+            committed = {Path(folder).name for folder in queries.checkpoints(session, self.run_id)}
             checkpoint.clean(self.settings.checkpoints, committed, newest)
         self.load(newest)
         self.publish(newest)

@@ -208,3 +208,15 @@ def test_a_pages_name_depends_on_all_before_it(ids: list[int], prior: bytes | No
 def test_an_id_that_is_none() -> None:
     with pytest.raises(ValueError, match="uint32"):
         page_hashes([1, -1], None, 16)
+
+
+def test_a_folder_whose_processes_were_killed_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    left = tmp_path / "killed-0123"
+    left.mkdir()
+    (tmp_path / "killed-0123.lock").touch()
+    held = FolderUse(tmp_path / "other-0123")
+    (tmp_path / "other-0123").mkdir()
+    third = FolderUse(tmp_path / "third-0123")
+    assert not left.exists() and (tmp_path / "other-0123").exists()
+    held.close()
+    third.close()

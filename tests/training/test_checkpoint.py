@@ -53,7 +53,7 @@ def test_a_killed_writers_drafts_are_cleaned(stepped, tmp_path):
     folder = stepped.save(tmp_path, "run-s0", None)
     (tmp_path / ".v2.0123").mkdir()
     (tmp_path / ".v2.0123" / "model.safetensors").write_bytes(b"half")
-    checkpoint.clean(tmp_path, {folder}, 1)
+    checkpoint.clean(tmp_path, {folder.name}, 1)
     assert list(tmp_path.iterdir()) == [folder]
     checkpoint.clean(tmp_path, set(), 0)
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_no_save_touches_another_ones_folder(stepped, tmp_path):
     folders = [stepped.save(tmp_path, "run-s0", 1) for _ in range(3)]
     assert [f.name for f in folders] == ["v1", "v1.2", "v1.3"]
     stepped.load(1, folders[1])
-    checkpoint.clean(tmp_path, {folders[1]}, 1)
+    checkpoint.clean(tmp_path, {folders[1].name}, 1)
     assert list(tmp_path.iterdir()) == [folders[1]]
 
 
