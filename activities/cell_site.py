@@ -56,6 +56,8 @@ class CellSite:
         self._sockets = sockets
         self.role: Role = "rollout"
         """A cell begins by serving; its Cell workflow says what comes then."""
+        self.taken = asyncio.Event()
+        """Set once the cell is this agent's: before that, the fence would refuse whatever it does."""
         self.switching = asyncio.Lock()
         """Held by whoever changes the role or the served weights."""
         self._reporting = asyncio.Lock()
@@ -66,6 +68,7 @@ class CellSite:
         self.trainer.take(epoch)
         self.role = "rollout"
         await self.report()
+        self.taken.set()
         log.info("cell %s: taken, epoch %d", self.name, epoch)
 
     async def central_trainer(self) -> TrainerClient:

@@ -144,11 +144,12 @@ class RolloutActivities:
     def _record_end(self, x: m.RunHarness, end: process.Status) -> m.HarnessEnd:
         outcome, code, started, ended = _judge(end, x.time_limit_s)
         with transaction(self._engine) as session:
-            q.set_rollout(
-                session, x.rollout_id, state="scoring", exit_code=code, harness_started_at=_utc(started),
-                harness_ended_at=_utc(ended),
-            )  # fmt: skip
             counts = call_counts(session, x.rollout_id)
+            # One that asked for nothing may run anew: until then it waits, and has to be served like any that waits.
+            q.set_rollout(
+                session, x.rollout_id, state="scoring" if counts.complete else "pending", exit_code=code,
+                harness_started_at=_utc(started), harness_ended_at=_utc(ended),
+            )  # fmt: skip
         return m.HarnessEnd(outcome, code, counts.complete, counts.sampled, ended - started)
 
     # ---- score ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from datetime import timedelta
+from typing import NoReturn
 
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -44,13 +45,19 @@ def main(programs: Programs = PROGRAMS) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         asyncio.run(serve(settings, cell, programs))
+    except FencedError as error:
+        _replaced(error)
     except ExceptionGroup as group:
         if (fenced := group.subgroup(FencedError)) is not None:
-            print(f"gyre: {fenced.exceptions[0]}", file=sys.stderr)
-            raise SystemExit(REPLACED) from None
+            _replaced(fenced.exceptions[0])
         if (vain := group.subgroup(CannotStart)) is None:
             raise
         fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
+
+
+def _replaced(error: BaseException) -> NoReturn:
+    print(f"gyre: {error}", file=sys.stderr)
+    raise SystemExit(REPLACED) from None
 
 
 async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None:
@@ -83,6 +90,7 @@ async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None
 
 
 async def _answer(settings: WorkerSettings, site: CellSite) -> None:
+    await site.taken.wait()
     worker = Worker(
         await _connect(settings),
         task_queue=cell_queue(settings.run.run_id, site.name),

@@ -44,7 +44,7 @@ class Launcher:
         self._members: dict[int, list[m.RolloutResult]] = {}
         self._begun: set[str] = set()  # rollouts that the server knows
         self._surplus: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a set has no order, and a replay cancels as before
         self._error: BaseException | None = None
 
     @property
@@ -77,11 +77,11 @@ class Launcher:
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None and self._error is None:
             self._error = task.exception()
 

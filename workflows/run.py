@@ -184,7 +184,7 @@ class TrainingRun:
         state.turn = index if alone else state.turn
         await self._start_abandoned(
             "TrainingStep", step, names.step_workflow(plan.run_id, index),
-            f"step {index}: {plan.groups_per_step} tasks x {plan.group_size} rollouts",
+            f"step {index}: {plan.groups_per_step} tasks x {plan.group_size + plan.over_submit} rollouts",
             a.attributes((a.RUN, plan.run_id), (a.STEP, index), (a.HARNESS, plan.harness), (a.STATE, "open")),
         )  # fmt: skip
 

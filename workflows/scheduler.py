@@ -81,7 +81,11 @@ class ElasticScheduler:
 
     async def _decide(self) -> None:
         if self._sources:
-            self._facts = await verbs.read_cluster(m.ClusterRequest(self._plan.run_id))
+            before = dict(self._phases)
+            facts = await verbs.read_cluster(m.ClusterRequest(self._plan.run_id))
+            # A cell that changed meanwhile is not as it was measured; it would count as one that is down.
+            steady = [c for c in facts.cells if self._phases.get(c.name) == before.get(c.name)]
+            self._facts = replace(facts, cells=steady)
         view = self._view()
         await asyncio.gather(
             *(

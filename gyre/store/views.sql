@@ -231,7 +231,8 @@ SELECT s.run_id, s.id AS step_id, s.index AS step, s.state, s.min_version,
          FROM micro_batches b WHERE b.step_id = s.id) AS m;
 
 -- Where a cell's time went: one row for each step, cell and role, with the seconds that it spent in the role and those in
--- which it did the role's work. Work of `rollout` is a call that runs on the cell, of `train` a micro-batch and, on
+-- which it did the role's work. Work of `rollout` is a call that runs on the cell (one that moved counts on each of its
+-- cells from end to end, since the times between are not stored), of `train` a micro-batch and, on
 -- central, the optimizer step and the publication; a change (`to_train`, `to_rollout`) is work from end to end. A step's
 -- time ends when its weights are published, or when the next step begins, so that no time counts twice.
 CREATE VIEW cell_time AS
@@ -249,7 +250,7 @@ life AS (
     SELECT c.run_id, c.cell, c.to_role, c.ended_at, COALESCE(c.next_at, r.ended_at)
       FROM change c JOIN run r ON r.id = c.run_id WHERE c.ended_at IS NOT NULL
     UNION ALL
-    SELECT k.run_id, k.name, k.role, r.started_at, r.ended_at FROM cells k JOIN run r ON r.id = k.run_id
+    SELECT k.run_id, k.name, 'rollout', r.started_at, r.ended_at FROM cells k JOIN run r ON r.id = k.run_id
      WHERE NOT EXISTS (SELECT 1 FROM role_changes c WHERE c.run_id = k.run_id AND c.cell = k.name)),
 stretch AS (
     SELECT s.run_id, s.index AS step, s.started_at AS began,
