@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from sqlalchemy import Engine, select
 from temporalio.testing import ActivityEnvironment
 
@@ -18,9 +17,9 @@ from gyre.config import RunConfig
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
-from gyre.store.models import Call, Cell, MicroBatch, Node, RoleChange, WeightVersion
-from gyre.store.tokens import pack_ids, pack_logprobs
+from gyre.store.models import Cell, MicroBatch, RoleChange, WeightVersion
 from tests.serving.calls import generate, logprobs
+from tests.store.world import record_answer
 from workers.settings import WorkerSettings
 
 T = TypeVar("T")
@@ -118,28 +117,8 @@ class Bench:
         return Step(step_id, index, group, others)
 
     def _record(self, session: Any, rollout: str, prompt: list[int], answer: dict[str, Any]) -> None:
-        ids = answer["output_ids"]
         spans = [[int(s["version"]), s["start"], s["end"]] for s in answer["meta_info"]["weight_versions"]]
-        call = Call(
-            rollout_id=rollout, seq=0, api="openai-chat", status="complete", kind="main", fork_reason="root",
-            request_hash="", request={}, prompt_tokens=len(prompt), completion_tokens=len(ids),
-        )  # fmt: skip
-        session.add(call)
-        session.flush()
-        asked = Node(
-            rollout_id=rollout, call_id=call.id, kind="prompt", start=0, length=len(prompt),
-            token_ids=pack_ids(np.array(prompt)),
-        )  # fmt: skip
-        session.add(asked)
-        session.flush()
-        said = Node(
-            rollout_id=rollout, parent_id=asked.id, call_id=call.id, kind="generated", start=len(prompt),
-            length=len(ids), token_ids=pack_ids(np.array(ids)), logprobs=pack_logprobs(np.array(logprobs(answer))),
-            version_spans=spans,
-        )  # fmt: skip
-        session.add(said)
-        session.flush()
-        call.leaf_id = said.id
+        record_answer(session, rollout, prompt, answer["output_ids"], logprobs(answer), spans)
 
     def hand_out(self, step: Step) -> int:
         """Queue the step's micro-batches; how many."""

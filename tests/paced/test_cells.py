@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import Engine, func, select
 from temporalio.testing import ActivityEnvironment
@@ -25,11 +24,11 @@ from gyre.gateway.engine import EngineClient, EngineRequest
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
-from gyre.store.models import Call, MicroBatch, Node, RoleChange
+from gyre.store.models import MicroBatch, RoleChange
 from gyre.store.models import Step as StepRow
-from gyre.store.tokens import pack_ids, pack_logprobs
 from gyre.training.protocol import TrainerStatus
 from tests.paced.test_engine import COST
+from tests.store.world import record_answer
 from workers.settings import WorkerSettings
 from workflows import messages as m
 
@@ -133,32 +132,8 @@ async def sample(cells: Cells) -> tuple[int, int]:
         for member, rollout in enumerate(
             q.create_rollouts(session, group, ROLLOUTS, temperature=1.0, harness="command")
         ):
-            record(session, rollout, prompt, said)
+            record_answer(session, rollout, prompt, said, [-0.5] * len(said), [[0, 0, len(said)]])
             q.settle_rollout(session, rollout, "completed", float(member % 2))
         hand_out(session, group, branch_cap=5, micro_batch_tokens=64, normalize_std=True)
         q.close_step(session, step_id)
     return step_id, ROLLOUTS * (len(prompt) + TOKENS)
-
-
-def record(session: Any, rollout: str, prompt: list[int], said: list[int]) -> None:
-    """One complete call, as a gateway records it."""
-    call = Call(
-        rollout_id=rollout, seq=0, api="openai-chat", status="complete", kind="main", fork_reason="root",
-        request_hash="", request={}, prompt_tokens=len(prompt), completion_tokens=len(said),
-    )  # fmt: skip
-    session.add(call)
-    session.flush()
-    asked = Node(
-        rollout_id=rollout, call_id=call.id, kind="prompt", start=0, length=len(prompt),
-        token_ids=pack_ids(np.array(prompt)),
-    )  # fmt: skip
-    session.add(asked)
-    session.flush()
-    leaf = Node(
-        rollout_id=rollout, parent_id=asked.id, call_id=call.id, kind="generated", start=len(prompt), length=len(said),
-        token_ids=pack_ids(np.array(said)), logprobs=pack_logprobs(np.full(len(said), -0.5)),
-        version_spans=[[0, 0, len(said)]],
-    )  # fmt: skip
-    session.add(leaf)
-    session.flush()
-    call.leaf_id = leaf.id

@@ -93,6 +93,37 @@ def add_call(
     return answer
 
 
+def record_answer(
+    session: Session,
+    rollout_id: str,
+    prompt: list[int],
+    said: list[int],
+    logprobs: list[float],
+    version_spans: list[list[int]],
+) -> None:
+    """The first call of a rollout, complete, with what an engine said, as a gateway records it."""
+    call = Call(
+        rollout_id=rollout_id, seq=0, api="openai-chat", status="complete", kind="main", fork_reason="root",
+        request_hash="", request={}, prompt_tokens=len(prompt), completion_tokens=len(said),
+    )  # fmt: skip
+    session.add(call)
+    session.flush()
+    asked = Node(
+        rollout_id=rollout_id, call_id=call.id, kind="prompt", start=0, length=len(prompt),
+        token_ids=pack_ids(np.array(prompt)),
+    )  # fmt: skip
+    session.add(asked)
+    session.flush()
+    leaf = Node(
+        rollout_id=rollout_id, parent_id=asked.id, call_id=call.id, kind="generated", start=len(prompt),
+        length=len(said), token_ids=pack_ids(np.array(said)), logprobs=pack_logprobs(np.array(logprobs)),
+        version_spans=version_spans,
+    )  # fmt: skip
+    session.add(leaf)
+    session.flush()
+    call.leaf_id = leaf.id
+
+
 def settle(session: Session, rollout_id: str, reward: float | None) -> queries.Settled:
     """Settle with a reward, or excluded for a failed evaluator."""
     if reward is None:
