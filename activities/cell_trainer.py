@@ -15,7 +15,7 @@ from gyre.config import CellConfig
 from gyre.serving.process import child_setup, end_group
 from gyre.training.client import TrainerClient
 from gyre.training.launch import trainer_command
-from gyre.training.protocol import TrainerStatus, TrainerUnavailable
+from gyre.training.protocol import KEEPER, TrainerStatus, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
@@ -127,7 +127,7 @@ class CellTrainer:
         with self._log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,
-                env={**os.environ, **env, **self._env},
+                env={**os.environ, **env, **self._env, KEEPER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,7 +1,8 @@
 """The trainer process of a cell: `python -m workers.trainer --cell NAME --socket PATH`, settings by environment.
 
 Where the cell's layout has several ranks, this process is rank 0 and starts the others, which live as long as it does.
-Under `torchrun` (a layout over several machines) the ranks are there already; the first one serves.
+Under `torchrun` (a layout over several machines) the ranks are there already; the first one serves. torchrun leaves its
+ranks behind when it is killed, as it is when the cell's agent is: so each of them sees to its own end.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gyre.config import CellConfig
-from gyre.serving.process import child_setup
+from gyre.serving.process import child_setup, die_with_parent
 from gyre.store.queries import FencedError
 from gyre.training.hf_config import UnsupportedModelError, check_layout, read_shape
-from gyre.training.protocol import RENDEZVOUS
+from gyre.training.protocol import KEEPER, RENDEZVOUS
 from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
 
@@ -41,6 +42,10 @@ MakeTrainer = Callable[[WorkerSettings, CellConfig], "Trainer"]
 
 def main(make_trainer: MakeTrainer | None = None) -> None:
     """Serve commands until SIGTERM. `make_trainer` gives what computes; None: Megatron, in the cell's layout."""
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if under_torchrun:
+        keeper = os.environ.get(KEEPER)  # none on the cell's other machines
+        die_with_parent(None if keeper is None else int(keeper))
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--cell", required=True, help="name of the cell in the run file")
     arguments.add_argument("--socket", required=True, type=Path, help="unix socket to listen at")
@@ -53,7 +58,7 @@ def main(make_trainer: MakeTrainer | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     incarnation = uuid.uuid4().hex
     layout = cell.layout
-    if layout.ranks > 1 and RENDEZVOUS not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
+    if layout.ranks > 1 and RENDEZVOUS not in os.environ and not under_torchrun:
         try:  # while there is one process to say so
             check_layout(read_shape(settings.run.policy.path), layout.tensor_parallel, layout.pipeline_parallel)
         except UnsupportedModelError as error:

@@ -34,6 +34,26 @@ def child_setup(cpus: Sequence[int] = ()) -> Callable[[], None]:
     return setup
 
 
+def die_with_parent(keeper: int | None = None) -> None:
+    """This process is killed when its parent dies: for a child of a program that does not see to it itself.
+
+    `keeper`: pid of the parent's own parent, by which a process sees that it was orphaned before it could ask.
+    """
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or (keeper is not None and _parent_of(parent) != keeper):
+        os._exit(127)
+
+
+def _parent_of(pid: int) -> int | None:
+    """None: there is no such process."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """End a child that leads its own process group, and whatever of the group outlives it. Blocks `grace_s` at most."""
     if process.poll() is None:

@@ -35,6 +35,9 @@ RENDEZVOUS = "GYRE_TRAINER_RENDEZVOUS"
 """Environment variable: a file through which a trainer's ranks on one machine find each other. RANK, WORLD_SIZE and
 LOCAL_RANK are beside it, as `torchrun` sets them."""
 
+KEEPER = "GYRE_TRAINER_KEEPER"
+"""Environment variable: pid of the agent that started the trainer."""
+
 
 @dataclass(frozen=True)
 class TrainerStatus:
