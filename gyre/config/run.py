@@ -299,10 +299,11 @@ class ServingConfig(Section):
     finish_limit_s: float = Field(300.0, gt=0)
     """For `finish`: seconds that a new version waits for running calls. Then they go on under it as with `continue`, so
     that one endless call cannot hold a cell back. A cell's change of role waits as long."""
-    kv_migration: Literal["auto", "off"] = "auto"
+    kv_migration: Literal["auto", "on", "off"] = "auto"
     """Whether a call that goes on at another cell finds its prefix's keys and values there. `auto`: prefixes move where
     that is estimated to take half the time of computing them, and nothing is set up where none of `policy.context`
-    tokens would (docs/architecture.md, "Keys and values on the move"); `off`: they are always computed anew."""
+    tokens would (docs/architecture.md, "Keys and values on the move"); `on`: they move whatever that estimate says,
+    which is for measuring; `off`: they are always computed anew."""
 
 
 class LayoutConfig(Section):

@@ -138,20 +138,19 @@ class EngineClient:
 
         That is the mode for weight updates: no request ends, none attends to keys and values of older weights, and
         SGLang reports for each the spans of tokens by version. (`in_place` would keep such keys and values, and the
-        prefix cache cannot be flushed under it.)
+        prefix cache cannot be flushed under it.) A block that fails leaves the server paused: with weights that may be
+        half of each version nothing must be computed, least of all keys and values that other cells could find.
         """
         await self.pause("retract")
-        try:
-            yield
-        finally:
-            await self.resume()
+        yield
+        await self.resume()
 
     async def update_weights(self, tensors: dict[str, torch.Tensor], version: int, *, idle: bool = False) -> bool:
         """Replace the weights while requests are in flight; they go on under `version` from their next token.
 
         `tensors`: Hugging Face names and layout. They are copied into shared memory once, and from there by the server.
         `idle`: only if the server holds no request; False: it holds one, and nothing was changed.
-        If this fails half-way the server's weights are undefined: start it anew.
+        If this fails the server's weights are undefined, and it stays paused: start it anew.
         """
         payload, shared = await asyncio.to_thread(_share, tensors)
         async with self.paused():

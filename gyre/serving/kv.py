@@ -15,15 +15,26 @@ import shutil
 import stat
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 import torch
+import torch.nn.functional as nn
 
 from gyre.config import CellConfig, ServingConfig
-from gyre.serving.kv_cost import PAGE_TOKENS, KvRates, KvShape, least_tokens, prefill_s, transfer_s
-from gyre.serving.kv_pages import PageFolder
+from gyre.serving.kv_cost import (
+    FIXED_S,
+    PAGE_TOKENS,
+    FetchCost,
+    KvShape,
+    Prefill,
+    PrefillCost,
+    decide,
+    fit,
+    least_tokens,
+)
+from gyre.serving.kv_pages import FolderUse, PageFolder
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +48,13 @@ on a Hopper card), not measured: the agent opens no context on a device that is 
 CUDA_RESERVE = 10 << 30
 """Memory that SGLang keeps free beside the pages it holds for a CUDA device; without it, it does not start."""
 
+HOST_RATIO = 2.0
+"""Tokens of a server's host pool, in those of its KV cache. A copy of all that the cache holds stays there, so that a
+pool of the cache's size has no room for a long fetch; and SGLang fetches at most half of the pool at once."""
+
 _PROBE_BYTES, _PROBE_PAGES = 16 << 20, 256
-_PROBE_PRODUCTS = 5
+_PROBE_TOKENS, _PROBE_S = 128, 0.2
+"""The shortest prefill that is measured; lengths are doubled until so many seconds of CPU are spent."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,10 @@ class KvPlan:
     """Prefixes below are computed anew."""
     patience_s_per_1k: float
     """Seconds a thousand tokens after which a fetch that has not ended is given up: computing them takes no longer."""
+    prefill: PrefillCost
+    """What the server takes a prefill to cost until it has measured its own."""
+    fetch: FetchCost
+    """What a fetch costs."""
 
     def arguments(self) -> list[str]:
         """What SGLang is told."""
@@ -66,11 +86,13 @@ class KvPlan:
             "prefetch_timeout_per_ki_token": self.patience_s_per_1k,
             "folder": str(self.folder),
             "budget": self.budget,
+            "prefill": asdict(self.prefill),
+            "fetch": asdict(self.fetch),
         }
         return [
             "--enable-hierarchical-cache",
             "--page-size", str(PAGE_TOKENS),
-            "--hicache-ratio", "1.0",
+            "--hicache-ratio", str(HOST_RATIO),
             "--hicache-write-policy", "write_through",
             "--hicache-storage-prefetch-policy", "timeout",
             "--hicache-storage-backend", "dynamic",
@@ -83,7 +105,7 @@ def plan_kv(
 ) -> KvPlan | None:
     """The plan of `cell`, or None where nothing is to move; one line in the log says why.
 
-    Measures for about a tenth of a second. `spare`: a folder on disk, the run's own, for pages that memory has no room
+    Measures for some tenths of a second. `spare`: a folder on disk, the run's own, for pages that memory has no room
     for. `context`: longest prompt + completion, in tokens; None: 2048.
     """
     if serving.kv_migration == "off":
@@ -99,8 +121,8 @@ def plan_kv(
         return None
     tokens = context or 2048
     budget = serving.kv_tokens * shape.bytes_per_token
-    # A copy of all that it holds in its host memory, as much in the folder, and as much for another cell.
-    need, free = 3 * budget + (CUDA_RESERVE if cell.devices else 0), _free_memory()
+    # The host pool, as much as one cell holds in the folder, and as much again for another cell's pool.
+    need, free = round((HOST_RATIO + 2) * budget) + (CUDA_RESERVE if cell.devices else 0), _free_memory()
     if need > free:
         log.warning(
             "kv: nothing moves between cells, for want of memory: serving.kv_tokens = %d needs %.1f GB more, and "
@@ -111,38 +133,47 @@ def plan_kv(
     root = MEMORY if _room(MEMORY) >= 2 * budget and _is_ours(MEMORY / ours) else spare
     folder = root / ours / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
     try:
-        rates = measure(shape, folder.parent, serving, cell)
+        prefill, fetch = measure(shape, folder.parent, serving, cell, tokens)
     except OSError as error:
         log.warning("kv: nothing moves between cells, %s takes no pages: %s", folder.parent, error)
         return None
-    least = least_tokens(shape, rates, tokens)
-    estimate = (
-        f"{tokens} tokens move in {transfer_s(shape, rates, tokens):.2f} s "
-        f"({rates.bytes_per_s / 1e9:.1f} GB/s) and are computed in {prefill_s(shape, rates, tokens):.2f} s"
-    )
+    if serving.kv_migration == "on":
+        fetch = FetchCost(0.0, 0.0)
+    least, why = least_tokens(prefill, fetch, tokens), decide(prefill, fetch, tokens).reason
     if least is None:
-        log.info("kv: nothing moves between cells, it would not pay: %s", estimate)
+        log.info("kv: nothing moves between cells, it would not pay: %s", why)
         return None
-    log.info("kv: prefixes of %d tokens and more move between cells, through %s: %s", least, folder, estimate)
-    patience = max(0.05, prefill_s(shape, rates, tokens) / tokens * 1024)
-    return KvPlan(folder, budget, least, patience)
+    log.info("kv: prefixes of %d tokens and more move between cells, through %s: %s", least, folder, why)
+    patience = max(0.05, prefill.saved_s(tokens) / tokens * 1024)
+    return KvPlan(folder, budget, least, patience, prefill, fetch)
 
 
-def measure(shape: KvShape, root: Path, serving: ServingConfig, cell: CellConfig) -> KvRates:
-    """What this machine does: pages through a folder below `root`, and a product of matrices like a layer's.
+def measure(
+    shape: KvShape, root: Path, serving: ServingConfig, cell: CellConfig, tokens: int
+) -> tuple[PrefillCost, FetchCost]:
+    """What this machine does: pages through a folder below `root`, and one layer's prefills, of up to `tokens` tokens.
 
     By CPU time, not by the clock: what else the machine does at this moment is not its speed. Raises OSError where
     the folder does not take pages.
     """
-    return KvRates(_bytes_per_s(shape, root), _flops_per_s(serving, cell))
+    fetch = FetchCost(FIXED_S, shape.bytes_per_token / _bytes_per_s(shape, root))
+    if cell.devices:
+        flops = CUDA_FLOPS * len(cell.devices)
+        assumed = f"assumed, {flops / 1e12:.0f} Tflop/s"
+        return PrefillCost(0.0, shape.flops_per_token / flops, shape.flops_per_pair / flops, False, assumed), fetch
+    measured = _layer_prefills(shape, serving, len(cell.cpus) or 1, tokens)
+    lengths = ", ".join(str(p.new) for p in measured)
+    return fit(measured, True, f"a fit to one layer's, of {lengths} tokens"), fetch
 
 
 def _bytes_per_s(shape: KvShape, root: Path) -> float:
-    probe = PageFolder(root / f"probe-{uuid.uuid4().hex[:8]}", _PROBE_BYTES * 2)
+    use = FolderUse(root / "probe")  # who is killed meanwhile leaves nothing that the next does not remove
+    mine = uuid.uuid4().hex
     try:
+        probe = PageFolder(root / "probe", _PROBE_BYTES * 64)
         half = shape.bytes_per_token * PAGE_TOKENS // 2
         page = [memoryview(bytearray(os.urandom(half))) for _ in range(2)]
-        names = [str(i) for i in range(max(1, min(_PROBE_PAGES, _PROBE_BYTES // (2 * half))))]
+        names = [f"{mine}{i}" for i in range(max(1, min(_PROBE_PAGES, _PROBE_BYTES // (2 * half))))]
         for name in names:
             if not probe.put("0", name, page):
                 raise OSError("a page could not be stored")
@@ -156,25 +187,52 @@ def _bytes_per_s(shape: KvShape, root: Path) -> float:
             best = min(best, time.thread_time() - began)
         return 2 * half / max(best, 1e-9)
     finally:
-        shutil.rmtree(probe.folder, ignore_errors=True)
+        use.close()
 
 
-def _flops_per_s(serving: ServingConfig, cell: CellConfig) -> float:
-    if cell.devices:
-        return CUDA_FLOPS * len(cell.devices)
-    before, threads = torch.get_num_threads(), len(cell.cpus) or 1
+def _layer_prefills(shape: KvShape, serving: ServingConfig, threads: int, tokens: int) -> list[Prefill]:
+    """Prefills of one layer that is like the model's, each the better of two, as seconds of all layers.
+
+    The process's CPU time is taken to be that of `threads` threads that all compute.
+    """
+    before, dtype = torch.get_num_threads(), getattr(torch, serving.dtype)
     torch.set_num_threads(threads)
     try:
-        a, b = (torch.randn(512, 512, dtype=getattr(torch, serving.dtype)) for _ in range(2))
-        torch.mm(a, b)
-        best = float("inf")
-        for _ in range(_PROBE_PRODUCTS):
-            began = time.process_time()
-            torch.mm(a, b)
-            best = min(best, time.process_time() - began)
-        return 2 * 512**3 * threads / max(best, 1e-9)
+        with torch.inference_mode():
+            layer, found, spent, n = _Layer(shape, dtype), list[Prefill](), 0.0, _PROBE_TOKENS
+            layer(torch.randn(16, shape.hidden, dtype=dtype))  # what is made at first use is made
+            while not found or (n <= tokens and spent < _PROBE_S):
+                x, times = torch.randn(n, shape.hidden, dtype=dtype), list[float]()
+                for _ in range(2):
+                    began = time.process_time()
+                    layer(x)
+                    times.append((time.process_time() - began) / threads)
+                spent += sum(times)
+                found.append(Prefill(n, 0, max(min(times), 1e-9) * shape.layers))
+                n *= 2
+            return found
     finally:
         torch.set_num_threads(before)
+
+
+class _Layer:
+    """The work of a decoder layer: its matrices, and attention as SGLang's `torch_native` computes it."""
+
+    def __init__(self, shape: KvShape, dtype: torch.dtype) -> None:
+        self._shape = shape
+        wide, kv = shape.heads * shape.head, shape.kv_heads * shape.head
+        sizes = ((wide + 2 * kv, shape.hidden), (shape.hidden, wide), (2 * shape.intermediate, shape.hidden))
+        self._qkv, self._out, self._up = (torch.randn(*size, dtype=dtype) * size[1] ** -0.5 for size in sizes)
+        self._down = torch.randn(shape.hidden, shape.intermediate, dtype=dtype) * shape.intermediate**-0.5
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        s = self._shape
+        parts = nn.linear(x, self._qkv).split([s.heads * s.head, s.kv_heads * s.head, s.kv_heads * s.head], dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, s.head)).movedim(0, 1).unsqueeze(0) for part in parts)
+        seen = nn.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
+        x = x + nn.linear(seen.squeeze(0).movedim(0, 1).flatten(1), self._out)
+        gate, up = nn.linear(x, self._up).chunk(2, dim=-1)
+        return x + nn.linear(nn.silu(gate) * up, self._down)
 
 
 def _free_memory() -> int:

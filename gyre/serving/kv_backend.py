@@ -16,21 +16,26 @@ from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
+from gyre.serving.kv_cost import PAGE_TOKENS, FetchCost, Prefill, PrefillCost
+from gyre.serving.kv_judge import KvJudge
 from gyre.serving.kv_pages import PageFolder
 
 log = logging.getLogger(__name__)
 
 
 class KvStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not typed
-    """`extra_config` of the server: `folder`, `budget` (bytes). SGLang makes one in each rank's scheduler."""
+    """`extra_config` of the server: what `KvPlan.arguments` says. SGLang makes one in each rank's scheduler."""
 
     def __init__(self, config: Any, kwargs: Any = None) -> None:
-        self._pages = PageFolder(Path(config.extra_config["folder"]), int(config.extra_config["budget"]))
+        told = config.extra_config
+        self._pages = PageFolder(Path(told["folder"]), int(told["budget"]))
+        self._judge = KvJudge(PrefillCost(**told["prefill"]), FetchCost(**told["fetch"]))
         # Ranks hold different heads and layers of the same tokens.
         self._rank = f"-t{config.tp_rank}.{config.tp_size}-p{config.pp_rank}.{config.pp_size}"
         self._version = _weight_version()
         self._counted: dict[str, int] = {}
-        self._counter = _counter()
+        self._counter = _counter("gyre_kv_pages", "Pages of keys and values by what became of them", "result")
+        self._decisions = _counter("gyre_kv_decisions", "Stored prefixes by what was decided", "decision")
 
     @property
     def version(self) -> str | None:
@@ -45,17 +50,28 @@ class KvStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not typed
             # The version before stays: another cell may still serve it.
             self._pages.keep_from(int(self._version) - 1)
 
+    def computed(self, prefill: Prefill) -> None:
+        """The server has computed this prefill: what it goes by when a prefix is found."""
+        self._judge.saw(prefill)
+
     # ---- what SGLang calls ----------------------------------------------------------------------------------------
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of the pages, from the first on, were stored."""
+        """How many of the pages, from the first on, should be read: those that were stored, or none where computing
+        them is estimated to be better. SGLang asks once for all pages of a prompt that its own cache does not hold."""
         version = self.version
         if version is None:
             return 0
+        found = len(keys)
         for i, key in enumerate(keys):
             if not self._pages.has(version, key + self._rank):
-                return i
-        return len(keys)
+                found = i
+                break
+        if found == 0:
+            return 0
+        fetch = self._judge.decide(found * PAGE_TOKENS).fetch
+        self._decisions.labels("fetch" if fetch else "compute").inc()
+        return found if fetch else 0
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Read pages into the server's host memory; after the first that fails none is read."""
@@ -81,7 +97,8 @@ class KvStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not typed
 
     def exists(self, key: str) -> bool:
         """Whether one page was stored."""
-        return self.batch_exists([key]) == 1
+        version = self.version
+        return version is not None and self._pages.has(version, key + self._rank)
 
     def clear(self) -> None:
         """Remove all pages, of all cells."""
@@ -131,9 +148,7 @@ def _weight_version() -> str:
     return str(get_serving().weight_version)
 
 
-def _counter() -> Any:
+def _counter(name: str, meaning: str, label: str) -> Any:
     from prometheus_client import REGISTRY, Counter
 
-    name = "gyre_kv_pages"
-    known = REGISTRY._names_to_collectors.get(name)
-    return known or Counter(name, "Pages of keys and values by what became of them", ["result"])
+    return REGISTRY._names_to_collectors.get(name) or Counter(name, meaning, [label])

@@ -1,12 +1,16 @@
-"""Does moving keys and values beat computing them anew? A pure estimate from a model's shape and measured rates."""
+"""Does moving keys and values beat computing them anew? A fit to measured prefills, and a decision; pure."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 PAGE_TOKENS = 16
 """Tokens of a page: what is stored, checked and fetched as one. A prefix moves in whole pages."""
@@ -15,79 +19,193 @@ FIXED_S = 0.05
 """What a fetch costs beside its bytes: threads that hand it on, a pass of the server's scheduler before it begins."""
 
 WORTH = 2.0
-"""A prefill must cost so many times the transfer, or it is left alone: the estimate flatters the prefill (a matrix
-product is faster than a whole model), so what it calls cheaper by this much is cheaper."""
+"""Computing must cost so many times the fetch, or the prefix is left alone: neither estimate is exact, and a fetch that
+was not worth it is waited for."""
+
+FIT_BUCKETS, FIT_SPAN = 3, 4.0
+"""A fit to a server's own prefills needs so many lengths, the longest so many times the shortest; with less than that
+the estimate that it started with is scaled."""
 
 
 @dataclass(frozen=True)
 class KvShape:
-    """What keys and values of a model weigh, and what computing them takes."""
+    """What of a model decides the bytes of its keys and values and the work of computing them (a dense decoder)."""
 
-    bytes_per_token: int
-    """Keys and values of one token, all layers, all ranks together."""
-    flops_per_token: float
-    """Multiplications and additions of the layers' matrices for one token (2 a weight)."""
-    flops_per_pair: float
-    """Of attention, for one query and one key: all heads and layers."""
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head: int
+    """Numbers of one head."""
+    itemsize: int
+    """Bytes of one number of the cache."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], itemsize: int) -> KvShape:
-        """Of a Hugging Face `config.json` of a dense decoder; `itemsize`: bytes of one number of the cache.
-
-        Raises KeyError where the config has none of the fields.
-        """
+        """Of a Hugging Face `config.json`. Raises KeyError where the config has none of the fields."""
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads = int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head = int(config.get("head_dim") or hidden // heads)
-        weights = hidden * head * (2 * heads + 2 * kv_heads) + 3 * hidden * int(config["intermediate_size"])
-        return cls(2 * layers * kv_heads * head * itemsize, 2.0 * layers * weights, 4.0 * layers * heads * head)
+        return cls(layers, hidden, int(config["intermediate_size"]), heads, kv_heads, head, itemsize)
 
     @classmethod
     def read(cls, policy_path: Path, itemsize: int) -> KvShape:
         """Of the checkpoint in `policy_path`."""
         return cls.of(json.loads((policy_path / "config.json").read_text(encoding="utf-8")), itemsize)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token, all layers, all ranks together."""
+        return 2 * self.layers * self.kv_heads * self.head * self.itemsize
+
+    @property
+    def flops_per_token(self) -> float:
+        """Multiplications and additions of the layers' matrices for one token (2 a weight)."""
+        projections = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
+        return 2.0 * self.layers * (projections + 3 * self.hidden * self.intermediate)
+
+    @property
+    def flops_per_pair(self) -> float:
+        """Of attention, for one query and one key: all heads and layers."""
+        return 4.0 * self.layers * self.heads * self.head
+
 
 @dataclass(frozen=True)
-class KvRates:
-    """What one cell was measured to do."""
+class Prefill:
+    """One that was measured."""
 
-    bytes_per_s: float
-    """Of a page's way: read from where it was stored, checked, into the server's memory."""
-    flops_per_s: float
-    """Of matrix products of the server's dtype, on the server's threads."""
-
-
-def transfer_s(shape: KvShape, rates: KvRates, tokens: int) -> float:
-    """Seconds to fetch the keys and values of `tokens` tokens."""
-    return FIXED_S + tokens * shape.bytes_per_token / rates.bytes_per_s
+    new: int
+    """Tokens that were computed."""
+    cached: int
+    """Tokens before them whose keys and values were there."""
+    seconds: float
 
 
-def prefill_s(shape: KvShape, rates: KvRates, tokens: int) -> float:
-    """Seconds to compute them, at best: each token attends to those before it, n²/2 pairs in all."""
-    return (tokens * shape.flops_per_token + tokens * tokens / 2 * shape.flops_per_pair) / rates.flops_per_s
+@dataclass(frozen=True)
+class PrefillCost:
+    """Seconds of a prefill of n new tokens after m cached ones: `base + n * token + pairs * pair`."""
+
+    base_s: float
+    per_token_s: float
+    per_pair_s: float
+    whole: bool
+    """Whether the attention of cached tokens is computed all the same, as SGLang's `torch_native` does (CPU's only
+    one): pairs are (m + n)² / 2 then, and m * n + n² / 2 otherwise."""
+    source: str
+    """Where the figures are from, for people."""
+
+    def seconds(self, new: int, cached: int = 0) -> float:
+        """Of one prefill."""
+        pairs = _pairs(new, cached, self.whole)
+        return self.base_s + self.per_token_s * new + self.per_pair_s * pairs
+
+    def saved_s(self, tokens: int) -> float:
+        """Seconds that a prefill is shorter by where its first `tokens` tokens are cached, at least (more if tokens
+        follow whose attention is not computed whole)."""
+        return self.per_token_s * tokens + (0.0 if self.whole else self.per_pair_s * tokens * tokens / 2)
 
 
-def pays(shape: KvShape, rates: KvRates, tokens: int) -> bool:
-    """Whether a prefix of `tokens` tokens should be fetched rather than computed."""
-    return transfer_s(shape, rates, tokens) * WORTH <= prefill_s(shape, rates, tokens)
+@dataclass(frozen=True)
+class FetchCost:
+    """Seconds of a fetch of n tokens: `fixed + n * token`."""
+
+    fixed_s: float
+    per_token_s: float
+
+    def seconds(self, tokens: int) -> float:
+        """Of one fetch."""
+        return self.fixed_s + self.per_token_s * tokens
 
 
-def least_tokens(shape: KvShape, rates: KvRates, context: int) -> int | None:
+@dataclass(frozen=True)
+class Decision:
+    """Whether a prefix is fetched."""
+
+    fetch: bool
+    reason: str
+    """The figures that decided it."""
+
+
+def decide(prefill: PrefillCost, fetch: FetchCost, tokens: int) -> Decision:
+    """Whether `tokens` cached tokens should be fetched rather than computed, and why."""
+    moving, saving = fetch.seconds(tokens), prefill.saved_s(tokens)
+    good = moving * WORTH <= saving
+    return Decision(
+        good,
+        f"{tokens} tokens move in {moving:.3f} s, which {'saves' if good else 'would save'} {saving:.3f} s of prefill "
+        f"({prefill.source}); {WORTH:g} times is asked for",
+    )
+
+
+def least_tokens(prefill: PrefillCost, fetch: FetchCost, context: int) -> int | None:
     """The shortest prefix, in whole pages, from which on fetching pays up to `context` tokens; None: it never does.
 
-    The prefill's cost is convex in the tokens and the transfer's is linear, with a cost at zero: where fetching pays
-    once it pays for everything longer.
+    What is saved is convex in the tokens and the fetch is linear, with a cost at zero: where fetching pays once it pays
+    for everything longer.
     """
     pages = context // PAGE_TOKENS
-    if not pages or not pays(shape, rates, pages * PAGE_TOKENS):
+    if not pages or not decide(prefill, fetch, pages * PAGE_TOKENS).fetch:
         return None
     low, high = 0, pages  # does not pay, pays
     while high - low > 1:
         middle = (low + high) // 2
-        if pays(shape, rates, middle * PAGE_TOKENS):
+        if decide(prefill, fetch, middle * PAGE_TOKENS).fetch:
             high = middle
         else:
             low = middle
     return high * PAGE_TOKENS
+
+
+def fit(measured: Sequence[Prefill], whole: bool, source: str) -> PrefillCost:
+    """The cost that is nearest to `measured` by relative errors, none of its three figures below zero.
+
+    Raises ValueError: nothing was measured.
+    """
+    if not measured:
+        raise ValueError("a fit needs a measured prefill")
+    rows = np.array([[1.0, p.new, _pairs(p.new, p.cached, whole)] for p in measured])
+    rows /= np.array([[max(p.seconds, 1e-9)] for p in measured])
+    best, found = np.inf, np.zeros(3)
+    for used in itertools.chain.from_iterable(itertools.combinations(range(3), n) for n in (1, 2, 3)):
+        if len(used) > len(measured):
+            continue
+        part = rows[:, used]
+        scale = np.abs(part).max(axis=0)
+        x = np.linalg.lstsq(part / scale, np.ones(len(measured)), rcond=None)[0] / scale
+        error = float(((part @ x - 1.0) ** 2).sum())
+        if (x >= 0).all() and error < best - 1e-12:
+            best, found = error, np.zeros(3)
+            found[list(used)] = x
+    return PrefillCost(float(found[0]), float(found[1]), float(found[2]), whole, source)
+
+
+def refine(prior: PrefillCost, measured: Sequence[Prefill]) -> PrefillCost:
+    """What a server's own prefills make of the estimate that it started with.
+
+    Of prefills of about one length the median counts, so that one that the machine held up decides nothing. Where they
+    are of lengths enough (`FIT_BUCKETS`, `FIT_SPAN`) they alone decide, else they scale `prior`.
+    """
+    buckets: dict[tuple[int, int], list[Prefill]] = {}
+    for p in measured:
+        if p.new > 0 and p.seconds > 0:
+            buckets.setdefault((p.new.bit_length(), p.cached.bit_length()), []).append(p)
+    typical = [sorted(b, key=lambda p: p.seconds / p.new)[len(b) // 2] for b in buckets.values()]
+    if not typical:
+        return prior
+    count, lengths = sum(map(len, buckets.values())), sorted(p.new for p in typical)
+    if len({n for n, _ in buckets}) >= FIT_BUCKETS and lengths[-1] >= FIT_SPAN * lengths[0]:
+        return fit(typical, prior.whole, f"a fit to {count} prefills of this server")
+    factor = statistics.median(p.seconds / max(prior.seconds(p.new, p.cached), 1e-9) for p in typical)
+    return replace(
+        prior,
+        base_s=prior.base_s * factor,
+        per_token_s=prior.per_token_s * factor,
+        per_pair_s=prior.per_pair_s * factor,
+        source=f"{prior.source}, times {factor:.2f} by {count} prefills of this server",
+    )
+
+
+def _pairs(new: int, cached: int, whole: bool) -> float:
+    return (new + cached) ** 2 / 2 if whole else cached * new + new * new / 2

@@ -1,7 +1,8 @@
 """Pages of keys and values in a folder that the cells of one machine share: one file a page, by policy version.
 
-A page is written beside its place and renamed into it, so it is whole or absent; its checksum is looked at whenever it
-is read. What one cell wrote outlives that cell. The folder is best in memory (`/dev/shm`).
+A page is written beside its place and renamed into it, so it is whole or absent; its checksum, over its version, its
+name and its bytes, is looked at whenever it is read. What one cell wrote outlives that cell. The folder is best in
+memory (`/dev/shm`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import shutil
 import struct
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -23,8 +25,11 @@ log = logging.getLogger(__name__)
 Blocks = Sequence[memoryview]
 """The bytes of one page, in as many pieces as the server keeps them in."""
 
-_HEADER = struct.Struct("<8sIQ")  # magic, CRC-32 of the page's bytes, their number
-_MAGIC = b"gyre-kv1"
+_HEADER = struct.Struct("<8sIQ")  # magic, CRC-32, number of the page's bytes
+HEADER = _HEADER.size
+"""Bytes of a page's file before its own."""
+
+_MAGIC = b"gyre-kv2"
 _SWEEP_PAGES = 64
 """Pages that one writer adds between two looks at the folder's size."""
 
@@ -39,6 +44,7 @@ class PageFolder:
         self.folder, self.budget = folder, budget
         self.counts: Counter[str] = Counter()
         """Pages by what became of them: stored, found, missing, corrupt, failed, dropped."""
+        self._beside = f".{uuid.uuid4().hex}-"  # not the process id: containers that share the folder may share those
         self._serial = itertools.count()
         self._added = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,16 +58,14 @@ class PageFolder:
         path = self._path(version, key)
         if path.exists():
             return True
-        crc, size = 0, 0
-        for block in blocks:
-            crc, size = zlib.crc32(block, crc), size + len(block)
-        beside = path.with_name(f".{os.getpid()}-{next(self._serial)}")
+        crc, size = _checksum(version, key, blocks), sum(len(b) for b in blocks)
+        beside = path.with_name(f"{self._beside}{next(self._serial)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(beside, "xb", buffering=0) as file:
                 written = os.writev(file.fileno(), [_HEADER.pack(_MAGIC, crc, size), *blocks])
-                if written != _HEADER.size + size:
-                    raise OSError(f"{written} of {_HEADER.size + size} bytes written")
+                if written != HEADER + size:
+                    raise OSError(f"{written} of {HEADER + size} bytes written")
             beside.replace(path)
         except OSError as error:
             self.counts["failed"] += 1
@@ -72,7 +76,7 @@ class PageFolder:
         self.counts["stored"] += 1
         self._added += 1
         if self._added % _SWEEP_PAGES == 0:
-            self._sweep(_HEADER.size + size)
+            self._sweep(HEADER + size)
         return True
 
     def get(self, version: str, key: str, blocks: Blocks) -> bool:
@@ -81,7 +85,7 @@ class PageFolder:
         `blocks` have the sizes of those that were put.
         """
         path = self._path(version, key)
-        header = bytearray(_HEADER.size)
+        header = bytearray(HEADER)
         size = sum(len(b) for b in blocks)
         try:
             with open(path, "rb", buffering=0) as file:
@@ -92,10 +96,8 @@ class PageFolder:
             if not gone:
                 log.warning("kv: %s cannot be read, its tokens are computed anew: %s", path, error)
             return False
-        crc = 0
-        for block in blocks:
-            crc = zlib.crc32(block, crc)
-        if read != _HEADER.size + size or _HEADER.unpack(header) != (_MAGIC, crc, size):
+        crc = _checksum(version, key, blocks)
+        if read != HEADER + size or _HEADER.unpack(header) != (_MAGIC, crc, size):
             self.counts["corrupt"] += 1
             log.warning("kv: %s is damaged and removed, its tokens are computed anew", path)
             with contextlib.suppress(OSError):
@@ -137,6 +139,14 @@ class PageFolder:
             self.counts["dropped"] += 1
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+
+def _checksum(version: str, key: str, blocks: Blocks) -> int:
+    """A page that lies in another's place, or in another version's, is a damaged one."""
+    crc = zlib.crc32(f"{version}/{key}/".encode())
+    for block in blocks:
+        crc = zlib.crc32(block, crc)
+    return crc
 
 
 class FolderUse:

@@ -18,12 +18,14 @@ from activities.cell_store import CellStore
 from gyre.config import CellConfig, RunConfig
 from gyre.serving.client import EngineClient, EngineError
 from gyre.serving.kv import KvPlan
+from gyre.serving.kv_cost import FetchCost, PrefillCost
 from gyre.serving.kv_pages import PageFolder
 
 SMOLLM2 = {
     "num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
     "num_key_value_heads": 3,
 }  # fmt: skip
+PREFILL = PrefillCost(0.0, 1e-3, 0.0, True, "a guess")
 
 
 class Server:
@@ -81,7 +83,7 @@ async def leave(policy: Path, server: Server, plan: KvPlan | None) -> Phases:
 
 async def test_a_leaving_cell_waits_for_its_copies_before_its_memory_goes(policy: Path) -> None:
     server = Server()
-    phases = await leave(policy, server, KvPlan(policy / "pages", 1 << 20, 64, 1.0))
+    phases = await leave(policy, server, KvPlan(policy / "pages", 1 << 20, 64, 1.0, PREFILL, FetchCost(0.0, 0.0)))
     assert server.told == ["drain", "flush", "pause", "release"]
     assert list(phases.seconds) == ["drain", "kv", "release"]
 
@@ -97,7 +99,7 @@ async def test_a_hand_over_that_fails_keeps_no_cell(policy: Path, caplog: pytest
     server = Server()
     server.refuses = True
     with caplog.at_level(logging.WARNING):
-        await leave(policy, server, KvPlan(policy / "pages", 1 << 20, 64, 1.0))
+        await leave(policy, server, KvPlan(policy / "pages", 1 << 20, 64, 1.0, PREFILL, FetchCost(0.0, 0.0)))
     assert server.told == ["drain", "flush", "pause", "release"]
     assert "not all handed over" in caplog.text
 

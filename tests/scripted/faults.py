@@ -17,7 +17,7 @@ import httpx
 from sqlalchemy import func, select
 
 from gyre.ports import free_port
-from gyre.serving.client import EngineClient
+from gyre.serving.client import EngineClient, EngineError
 from gyre.store.db import transaction
 from gyre.store.models import Call
 from tests.scripted.engine import ScriptedEngine
@@ -146,7 +146,11 @@ class Faults:
         version = self._version
         with contextlib.suppress(Exception):  # the engine hangs or is gone; its agent would start it anew
             async with EngineClient(engine.url, timeout_s=20.0) as client:
-                await client.update_weights_from_disk(engine.policy, version)
+                try:
+                    await client.update_weights_from_disk(engine.policy, version)
+                except EngineError:
+                    await client.resume()  # it was left paused, and no agent is here to start it anew
+                    raise
             engine.version = version
             self._world.cell(name, known=True, serving_version=version)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -123,9 +124,35 @@ async def test_abort_keeps_the_tokens_so_far(engine: EngineProcess, client: Engi
     assert await client.wait_empty(10)
 
 
-async def test_refusals_name_route_and_reason(engine: EngineProcess, client: EngineClient) -> None:
+async def test_weights_that_are_refused_compute_nothing(engine: EngineProcess, client: EngineClient) -> None:
+    """SGLang then holds the weights of its start, whatever its version says; and it might hold half of each."""
+    ids: list[int] = []
+
+    async def stream() -> None:
+        sampling = {"max_new_tokens": 900, "temperature": 1.0, "ignore_eos": True, "stream_interval": 1}
+        body = {"input_ids": PROMPT, "sampling_params": sampling, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=engine.url, timeout=120) as http,
+            http.stream("POST", "/generate", json=body) as lines,
+        ):
+            async for line in lines.aiter_lines():
+                if line.startswith("data: {"):
+                    ids.extend(json.loads(line.removeprefix("data: "))["output_ids"])
+
+    live = asyncio.create_task(stream())
+    await until_running(client, 1)
     with pytest.raises(EngineError, match=r"/update_weights_from_disk: HTTP 400: .*"):
         await client.update_weights_from_disk(Path("/nowhere"), 1)
+    await asyncio.sleep(0.2)  # what was on its way has come
+    before = len(ids)
+    await asyncio.sleep(0.5)
+    assert len(ids) == before < 900
+    await client.resume()
+    await live
+    assert len(ids) == 900
+
+
+async def test_refusals_name_route_and_reason(engine: EngineProcess, client: EngineClient) -> None:
     async with EngineClient("http://127.0.0.1:9") as nobody:
         assert not await nobody.health()
         with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9/flush_cache: no answer \(ConnectError"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gyre.config import CellConfig, ServingConfig
 from gyre.serving.kv import KvPlan, measure, plan_kv
-from gyre.serving.kv_cost import KvShape
+from gyre.serving.kv_cost import PAGE_TOKENS, FetchCost, KvShape, PrefillCost
 from gyre.serving.kv_hooks import page_hashes
 from gyre.serving.kv_pages import FolderUse, PageFolder
 from tests.serving.tiny_policy import write_policy
@@ -50,6 +50,37 @@ def test_a_page_belongs_to_its_version(folder: PageFolder) -> None:
     assert folder.put("4", KEY, blocks(b"new", b"new"))
     folder.keep_from(4)
     assert not folder.has("3", KEY) and folder.has("4", KEY)
+
+
+@pytest.mark.parametrize("place", [("4", KEY), ("3", "cd" * 32)])
+def test_a_whole_page_in_anothers_place_is_refused(folder: PageFolder, place: tuple[str, str]) -> None:
+    """Of another version, or of other tokens: by a mistake of a hand or of a file system."""
+    folder.put("3", KEY, blocks(b"old", b"old"))
+    folder.put(*place, blocks(b"new", b"new"))
+    (folder.folder / "v3" / KEY).replace(folder.folder / f"v{place[0]}" / place[1])
+    assert not folder.get(*place, blocks(b"...", b"..."))
+    assert folder.counts["corrupt"] == 1 and not folder.has(*place)
+
+
+def test_a_writer_that_died_half_way_left_no_page(folder: PageFolder) -> None:
+    """And what it left goes with the oldest pages, or with its version."""
+    folder.put("3", KEY, blocks(b"k", b"v"))
+    (folder.folder / "v3" / KEY).rename(folder.folder / "v3" / ".0123-0")  # killed before the page had its name
+    assert not folder.has("3", KEY) and not folder.get("3", KEY, blocks(b".", b"."))
+    again = PageFolder(folder.folder, 1 << 20)
+    assert again.put("3", KEY, blocks(b"k", b"v")) and again.get("3", KEY, blocks(b".", b"."))
+    again.keep_from(4)
+    assert list(folder.folder.iterdir()) == []
+
+
+def test_two_writers_in_one_process_have_names_of_their_own(folder: PageFolder, tmp_path: Path) -> None:
+    """As two in containers that share a folder, where process ids are the same."""
+    other = PageFolder(tmp_path / "kv", 1 << 20)
+    for i in range(200):
+        pages = [(f, str(j), blocks(str(j).encode() * 5000, b"")) for j, f in ((2 * i, folder), (2 * i + 1, other))]
+        with ThreadPoolExecutor(2) as pool:
+            assert all(pool.map(lambda p: p[0].put("1", p[1], p[2]), pages))
+    assert folder.counts["failed"] == other.counts["failed"] == 0
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "other size"])
@@ -176,15 +207,35 @@ def test_a_config_of_another_kind_has_no_plan(tmp_path: Path, caplog: pytest.Log
     assert "does not say" in caplog.text
 
 
-def test_rates_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    shape = KvShape.read(write_policy(tmp_path / "policy", 0), 4)
-    rates = measure(shape, tmp_path / "pages", ServingConfig(), CellConfig(name="c"))
-    assert rates.bytes_per_s > 1e6 and rates.flops_per_s > 1e8
-    assert list((tmp_path / "pages").iterdir()) == []
+def test_costs_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    shape, root = KvShape.read(write_policy(tmp_path / "policy", 0), 4), tmp_path / "pages"
+    (root / "probe" / "v0").mkdir(parents=True)
+    (root / "probe" / "v0" / "page").write_text("of one that was killed while it measured")
+    prefill, fetch = measure(shape, root, ServingConfig(), CellConfig(name="c"), 1024)
+    assert prefill.whole and "128, 256" in prefill.source
+    assert 0 < prefill.seconds(128) < prefill.seconds(1024) < 60
+    assert 0 < fetch.per_token_s < 1e-3
+    assert [p.name for p in root.iterdir()] == ["probe.lock"]
+
+
+def test_what_a_device_takes_is_assumed(tmp_path: Path) -> None:
+    shape = KvShape.of(BIG, 2)
+    prefill, _ = measure(shape, tmp_path, ServingConfig(), CellConfig(name="c", devices=[0, 1]), 1024)
+    assert not prefill.whole and prefill.source == "assumed, 600 Tflop/s"
+    assert prefill.seconds(1024) == pytest.approx(1024 * (shape.flops_per_token + 512 * shape.flops_per_pair) / 6e14)
+
+
+def test_asked_for_it_moves_what_would_not_pay(tmp_path: Path) -> None:
+    policy, cell = write_policy(tmp_path / "policy", 0), CellConfig(name="c")
+    plan = plan_kv("r", policy, 1024, ServingConfig(kv_migration="on", kv_tokens=1024), cell, tmp_path)
+    assert plan is not None and plan.least_tokens == PAGE_TOKENS
 
 
 def test_the_servers_arguments() -> None:
-    arguments = KvPlan(Path("/dev/shm/x"), 1 << 30, 512, 2.5).arguments()
+    prefill = PrefillCost(0.0, 1e-3, 1e-6, True, "a guess")
+    arguments = KvPlan(Path("/dev/shm/x"), 1 << 30, 512, 2.5, prefill, FetchCost(0.05, 1e-5)).arguments()
+    told = json.loads(arguments[-1])
+    assert (PrefillCost(**told["prefill"]), FetchCost(**told["fetch"])) == (prefill, FetchCost(0.05, 1e-5))
     assert arguments[arguments.index("--hicache-storage-backend") + 1] == "dynamic"
     assert '"prefetch_threshold": 512' in arguments[-1] and '"folder": "/dev/shm/x"' in arguments[-1]
 
