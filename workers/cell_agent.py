@@ -24,6 +24,7 @@ from activities.cell_site import PROGRAMS, CellSite, Programs
 from gyre.store.db import STOPPED_S, make_engine
 from gyre.store.queries import FencedError
 from workers.settings import REPLACED, WorkerSettings, fail, settings_or_exit
+from workers.takeover import release_agents_before
 from workflows.names import cell_queue
 
 log = logging.getLogger("gyre.cell")
@@ -91,8 +92,10 @@ async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None
 
 async def _answer(settings: WorkerSettings, site: CellSite) -> None:
     await site.taken.wait()
+    client = await _connect(settings)
+    await release_agents_before(client, site)
     worker = Worker(
-        await _connect(settings),
+        client,
         task_queue=cell_queue(settings.run.run_id, site.name),
         activities=CellActivities(site).all(),
         max_concurrent_activities=8,

@@ -15,6 +15,7 @@ class Link:
         self._whole = asyncio.Event()
         self._whole.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: list[asyncio.StreamWriter] = []
         self.address = ""
 
     async def __aenter__(self) -> Link:
@@ -31,6 +32,12 @@ class Link:
         """From now on nothing goes through, in either direction."""
         self._whole.clear()
 
+    def drop(self) -> None:
+        """Cut, and what was connected ends: so it looks from afar when somebody is killed."""
+        self.cut()
+        for end in self._ends:
+            end.transport.abort()
+
     def heal(self) -> None:
         """What waited goes through, and all that comes."""
         self._whole.set()
@@ -38,6 +45,7 @@ class Link:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._whole.wait()
         there, back = await asyncio.open_connection(*self._target)
+        self._ends += [writer, back]
         for source, sink in ((reader, back), (there, writer)):
             task = asyncio.create_task(self._pump(source, sink))
             self._tasks.add(task)

@@ -45,7 +45,15 @@ from gyre.store.queries.rollouts import (
 from gyre.store.queries.rows import MissingRow
 from gyre.store.queries.runs import create_run, run_row, set_run_state
 from gyre.store.queries.samples import MicroBatchRows, NodeRow, SampleRow, micro_batch_rows, trees
-from gyre.store.queries.steps import close_step, finish_step, oldest_unfinished_step, open_step, step_row, step_targets
+from gyre.store.queries.steps import (
+    close_step,
+    finish_step,
+    oldest_unfinished_step,
+    open_step,
+    step_row,
+    step_targets,
+    unfinished_steps,
+)
 from gyre.store.queries.versions import (
     add_weight_version,
     checkpoints,
@@ -119,6 +127,7 @@ __all__ = [
     "take_cell",
     "trees",
     "unclaim",
+    "unfinished_steps",
     "upsert_cell",
     "weight_version",
 ]

@@ -32,6 +32,12 @@ def oldest_unfinished_step(session: Session, run_id: str) -> int | None:
     return session.scalars(query).first()
 
 
+def unfinished_steps(session: Session, run_id: str) -> list[int]:
+    """Indices of the steps whose optimizer step is not done."""
+    query = select(Step.index).where(Step.run_id == run_id, Step.state != "done").order_by(Step.index)
+    return list(session.scalars(query))
+
+
 def close_step(session: Session, step_id: int, denominator: Literal["trained", "valid"] = "trained") -> int:
     """Close a step whose groups are all handed out, and fix R. Idempotent.
 
