@@ -26,6 +26,8 @@ class Cell:
         self._stopped = False
         self._phases = dict(start.phases)
         self._since = start.since or workflow.time()
+        self._reported: str | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     @workflow.signal
     def set_role(self, role: m.SetRole) -> None:
@@ -56,6 +58,7 @@ class Cell:
             else:
                 await self._train()
             if not self._stopped and workflow.info().is_continue_as_new_suggested():
+                await self._all_reported()
                 workflow.continue_as_new(
                     m.CellInput(
                         self._plan, self._name, self._role, self._want, self._reason,
@@ -63,6 +66,7 @@ class Cell:
                         self._since,
                     )
                 )  # fmt: skip
+        await self._all_reported()
 
     async def _serve(self) -> None:
         """One thing that happens while the cell serves: a change of role, or new weights."""
@@ -70,9 +74,9 @@ class Cell:
         if self._stopped:
             return
         if self._want == "train":
-            await self._become("to_train")
+            self._become("to_train")
             switched = await verbs.cell_to_train(m.CellSwitch(self._plan.run_id, self._name, self._reason))
-            await self._reached(switched)
+            self._reached(switched)
             return
         serving = await verbs.cell_load_weights(m.CellWeights(self._plan.run_id, self._name, self._version))
         self._loaded = max(self._loaded, serving.version, self._version)
@@ -93,29 +97,40 @@ class Cell:
                 raise
         if self._stopped or self._want != "rollout":
             return
-        await self._become("to_rollout")
+        self._become("to_rollout")
         switched = await verbs.cell_to_rollout(m.CellSwitch(self._plan.run_id, self._name, self._reason))
         self._loaded = max(self._loaded, switched.version)
-        await self._reached(switched)
+        self._reached(switched)
 
-    async def _become(self, role: str) -> None:
+    def _become(self, role: str) -> None:
         self._role, self._phases, self._since = role, {}, workflow.time()
         self._changes += 1
-        await self._tell()
+        self._tell()
 
-    async def _reached(self, switched: m.CellSwitched) -> None:
+    def _reached(self, switched: m.CellSwitched) -> None:
         self._role, self._phases, self._since = switched.role, switched.phases, workflow.time()
-        await self._tell()
+        self._tell()
 
-    async def _tell(self) -> None:
+    def _tell(self) -> None:
+        """Show the role, and have the scheduler told of it: what the cell does next does not wait for that."""
         workflow.upsert_search_attributes([a.ROLE.value_set(self._role), a.VERSION.value_set(self._loaded)])
         self._show()
-        try:
-            await workflow.get_external_workflow_handle(scheduler_workflow(self._plan.run_id)).signal(
-                "cell_changed", m.CellChanged(self._name, self._role)
-            )
-        except ApplicationError:
-            workflow.logger.warning("the scheduler is over")
+        if self._reporting is None or self._reporting.done():
+            self._reporting = asyncio.create_task(self._report())
+
+    async def _report(self) -> None:
+        """One signal at a time, so that the last one to arrive is the newest."""
+        scheduler = workflow.get_external_workflow_handle(scheduler_workflow(self._plan.run_id))
+        while self._reported != self._role:
+            self._reported = role = self._role
+            try:
+                await scheduler.signal("cell_changed", m.CellChanged(self._name, role))
+            except ApplicationError:
+                workflow.logger.warning("the scheduler is over")
+
+    async def _all_reported(self) -> None:
+        if self._reporting is not None:
+            await self._reporting
 
     def _show(self) -> None:
         since = dt.datetime.fromtimestamp(self._since, dt.UTC)
