@@ -12,12 +12,13 @@ from temporalio import activity
 from activities.beat import beating
 from activities.context import RunBooks, tasks_in
 from gyre.config import RunConfig
-from gyre.scheduling import step_tasks
+from gyre.scheduling import longest_first, step_tasks
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
 from gyre.store.queries.cluster import cluster_facts
 from gyre.store.queries.counts import call_counts
+from gyre.store.queries.lengths import expected_seconds
 from gyre.store.vocabulary import load_vocabulary
 from gyre.tasks.harbor import Task
 from workflows import messages as m
@@ -70,7 +71,7 @@ class ControlActivities:
 
     @activity.defn
     def open_step(self, x: m.OpenStep) -> m.OpenedStep:
-        """The step with its groups and rollouts: tasks by the run's seeded order."""
+        """The step with its groups and rollouts: tasks by the run's seeded order, returned in that of their launch."""
         config = self._books.config(x.run_id)
         tasks = tasks_in(config.tasks.train)
         chosen = step_tasks(len(tasks), config.seed, x.index, config.rollouts.groups_per_step)
@@ -86,7 +87,9 @@ class ControlActivities:
                 config.rollouts.launched,
                 config.sampling.temperature,
             )
-        return m.OpenedStep(step_id, min_version, groups)
+            known = expected_seconds(session, step_id) if config.rollouts.order == "longest_first" else {}
+        order = longest_first([known.get(group.task) for group in groups])
+        return m.OpenedStep(step_id, min_version, [groups[i] for i in order])
 
     @activity.defn
     async def hand_out_group(self, x: m.HandOut) -> m.HandedOut:

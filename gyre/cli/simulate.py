@@ -15,6 +15,7 @@ from gyre.cli.simulate_tables import print_policies, print_recording, print_summ
 from gyre.simulation import PRESETS, Scenario
 from gyre.simulation.bound import serving_part
 from gyre.simulation.compare import compare, summarise
+from gyre.simulation.presets import Order
 from gyre.simulation.recorded import DECIDE_S, RecordingError, read_recording
 from gyre.simulation.trace import TraceError, read_trace, write_trace
 
@@ -32,6 +33,13 @@ def simulate_command(
     staleness: Annotated[int, typer.Option(min=0, help="max_staleness of elastic, colocate and async.")] = 1,
     quorum: Annotated[int | None, typer.Option(min=1, help="Also elastic with this quorum of settled members.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of a preset's work.")] = 0,
+    order: Annotated[
+        Order,
+        typer.Option(
+            help="Order in which a preset's steps launch their groups: shuffled, longest_first by what their tasks took"
+            " an epoch before, or oracle, by what they are going to take."
+        ),
+    ] = "shuffled",
     train_speed: Annotated[float, typer.Option(min=0.01, help="What if training were so many times as fast.")] = 1.0,
     decide: Annotated[
         float | None,
@@ -50,10 +58,14 @@ def simulate_command(
             print(f"{name:14} {preset.title}; {preset.cells} cells, {preset.n_steps} steps")
         return
     if workload == "all":
-        chosen = {name: _faster(PRESETS[name].scenario(seed, steps), train_speed) for name in SUMMED}
+        chosen = {name: _faster(PRESETS[name].scenario(seed, steps, order), train_speed) for name in SUMMED}
         print_summary([(name, serving_part(s), summarise(s, staleness, decide_s=decide)) for name, s in chosen.items()])
         return
-    scenario = _recorded(run, data) if run is not None else _scenario(str(workload), seed, steps)
+    if order != "shuffled" and workload not in PRESETS:
+        raise CliError(
+            "--order: only a preset knows its tasks; a trace and a run launch in the order that they have", 2
+        )
+    scenario = _recorded(run, data) if run is not None else _scenario(str(workload), seed, steps, order)
     scenario = _faster(scenario, train_speed)
     if save is not None:
         write_trace(scenario, save)
@@ -81,9 +93,9 @@ def _faster(scenario: Scenario, train_speed: float) -> Scenario:
     return replace(scenario, cost=replace(cost, train_tokens_s=cost.train_tokens_s * train_speed))
 
 
-def _scenario(workload: str, seed: int, steps: int | None) -> Scenario:
+def _scenario(workload: str, seed: int, steps: int | None, order: Order) -> Scenario:
     if workload in PRESETS:
-        return PRESETS[workload].scenario(seed, steps)
+        return PRESETS[workload].scenario(seed, steps, order)
     if not workload.endswith(".json"):
         raise CliError(
             f"no preset is named {workload!r}; there are {', '.join(PRESETS)}, or give a trace file (*.json)"

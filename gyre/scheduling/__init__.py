@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gyre.scheduling.colocate import ColocatePolicy
 from gyre.scheduling.elastic import ElasticPolicy
 from gyre.scheduling.fixed import AsyncPolicy
-from gyre.scheduling.order import step_tasks
+from gyre.scheduling.order import longest_first, step_tasks
 from gyre.scheduling.review import next_look_s
 from gyre.scheduling.room import Roomy, with_room
 from gyre.scheduling.types import CellView, ClusterView, Decision, Phase, Policy, Rates, Role, expected_tail_s
@@ -30,6 +30,7 @@ __all__ = [
     "Role",
     "Roomy",
     "expected_tail_s",
+    "longest_first",
     "make_policy",
     "next_look_s",
     "share_window",

@@ -64,7 +64,7 @@ _POSITIVE = ("slots", "prefill_tokens_s", "train_tokens_s", "micro_batch_tokens"
 
 @dataclass(frozen=True)
 class StepWork:
-    """The rollouts of one step, arrays [groups, G].
+    """The rollouts of one step, arrays [groups, G], in the order of their launch.
 
     From its launch a rollout takes `before_s` seconds until it needs a cell. There it waits `tool_s` seconds in all for
     its tools and samples `tokens` tokens, and ends at the time limit at the latest; after `after_s` more (scoring) it
@@ -93,6 +93,13 @@ class StepWork:
     def aside_s(self) -> Floats | float:
         """Seconds of each rollout without a cell, before and after."""
         return (0.0 if self.before_s is None else self.before_s) + (0.0 if self.after_s is None else self.after_s)
+
+    def in_order(self, groups: Sequence[int]) -> StepWork:
+        """The same work, its groups launched in this order (their indices, each once)."""
+        if sorted(groups) != list(range(len(self.tokens))):
+            raise ValueError(f"step: an order of {len(self.tokens)} groups names each of them once, got {list(groups)}")
+        there = {name: array[list(groups)] for name, array in vars(self).items() if array is not None}
+        return StepWork(**there)
 
     def seconds(self, token_s: float, limit_s: float) -> Floats:
         """Seconds of each rollout [groups, G] on cells, at `token_s` seconds a token, cut at the limit."""

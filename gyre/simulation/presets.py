@@ -7,11 +7,17 @@ run into the time limit. Speeds and lengths are ours, chosen once, written here,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from gyre.simulation.model import CostModel, Scenario
+from gyre.scheduling import longest_first
+from gyre.simulation.model import CostModel, Scenario, StepWork
 from gyre.simulation.workload import Workload
+
+Order = Literal["shuffled", "longest_first", "oracle"]
+"""In which order a step's groups are launched: as they were drawn; by the mean seconds that the same tasks took an
+epoch before (`rollouts.order`); by the mean seconds that they are going to take, which nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,21 @@ class Preset:
     workload: Workload
     time_limit_s: float
 
-    def scenario(self, seed: int = 0, n_steps: int | None = None) -> Scenario:
-        """The preset's run; `n_steps` shortens or lengthens it."""
-        rng = np.random.default_rng(seed)
-        steps = [self.workload.step(rng) for _ in range(self.n_steps if n_steps is None else n_steps)]
+    def scenario(self, seed: int = 0, n_steps: int | None = None, order: Order = "shuffled") -> Scenario:
+        """The preset's run; `n_steps` shortens or lengthens it. Its work is the same in every order."""
+        rng, epoch_before = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+        n = self.n_steps if n_steps is None else n_steps
+        steps = [self._step(rng, epoch_before, order) for _ in range(n)]
         return Scenario(self.title, self.cells, self.cost, steps, self.time_limit_s)
+
+    def _step(self, rng: np.random.Generator, epoch_before: np.random.Generator, order: Order) -> StepWork:
+        tasks = self.workload.tasks(rng)
+        work = self.workload.rollouts(tasks, rng)
+        if order == "shuffled":
+            return work
+        known = work if order == "oracle" else self.workload.rollouts(tasks, epoch_before)
+        seconds = known.seconds(self.cost.token_s(self.cost.slots), self.time_limit_s)
+        return work.in_order(longest_first(seconds.mean(axis=1).tolist()))
 
 
 _122B = CostModel(

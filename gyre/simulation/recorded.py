@@ -3,7 +3,8 @@
 What is taken from the rows, and how (docs/scheduling.md has the formulas):
 
 - A rollout's launch is not recorded. The window is first in, first out, so it is the later of its row's creation and
-  the moment at which the window had a place, given when those before it were settled.
+  the moment at which the window had a place, given when those before it were settled. Which groups stood before it,
+  their first workspaces tell: a step need not launch its groups by position (`rollouts.order`).
 - On a cell it is from its first call to the end of its last one. Of that, decoding and waiting for a cell (the unions
   of its calls' spans) are the simulator's to say; what is left, prefill included, is tool time.
 - An evaluation runs while no step is open, so no step's time holds any of it: it is left out, but the step after it
@@ -132,7 +133,7 @@ def _step_work(
     trained: dict[str, float],
     limit_s: float,
 ) -> StepWork:
-    positions = sorted({r["position"] for r in rollouts})
+    positions = list(dict.fromkeys(r["position"] for r in rollouts))  # in the order of their launch
     shape = (len(positions), max(r["member"] for r in rollouts) + 1)
     arrays = {name: np.zeros(shape) for name in ("tool_s", "tokens", "context", "trained", "before_s", "after_s")}
     for r in rollouts:
@@ -260,7 +261,8 @@ _QUERIES = {
           FROM rollouts r JOIN groups g ON g.id = r.group_id
           LEFT JOIN steps s ON s.id = g.step_id LEFT JOIN evaluations e ON e.id = g.evaluation_id
          WHERE r.run_id = :run AND r.settled_at IS NOT NULL
-         ORDER BY coalesce(s.started_at, e.started_at), g.position, r.member""",
+         ORDER BY coalesce(s.started_at, e.started_at), min(r.prepared_at) OVER (PARTITION BY g.id), g.position,
+                  r.member""",
     "calls": f"""
         SELECT c.rollout_id, {_s("c.started_at", "began")}, {_s("c.routed_at", "routed")},
                {_s("c.first_token_at", "first")}, {_s("c.ended_at", "ended")}, c.completion_tokens AS tokens,

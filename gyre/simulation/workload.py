@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gyre.simulation.model import StepWork
+from gyre.simulation.model import Floats, StepWork
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,17 @@ class Workload:
 
     def step(self, rng: np.random.Generator) -> StepWork:
         """The work of one step."""
+        return self.rollouts(self.tasks(rng), rng)
+
+    def tasks(self, rng: np.random.Generator) -> Floats:
+        """Logarithms of the task factors of one step, [groups, 1]."""
+        return self.sigma_task * rng.standard_normal((self.groups, 1))
+
+    def rollouts(self, tasks: Floats, rng: np.random.Generator) -> StepWork:
+        """A group of rollouts of each of these tasks. The next call has the same tasks and members of its own, as
+        another epoch has."""
         shape = (self.groups, self.group_size)
-        size = np.exp(
-            self.sigma_task * rng.standard_normal((self.groups, 1)) + self.sigma_member * rng.standard_normal(shape)
-        )
+        size = np.exp(tasks + self.sigma_member * rng.standard_normal(shape))
         # Tools and model take turns, so both grow with the number of turns, but not in lockstep.
         tools = self.tool_s * size * np.exp(0.5 * rng.standard_normal(shape))
         tokens = self.tokens * size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.models import Group, Rollout
 from gyre.tasks.harbor import TaskError
+from tests.store.world import add_call, settle
 from workflows import messages as m
 
 TASKS = 5
@@ -60,6 +62,38 @@ def test_opening_a_step_twice_changes_nothing(control: ControlActivities, config
     assert first.min_version == 1
     assert [g.task for g in first.groups] == [f"train/{i}" for i in step_tasks(TASKS, 7, 2, 3)]
     assert first.groups[1].rollouts == ["c-s7/s2/01/00", "c-s7/s2/01/01"]
+
+
+def finish(engine: Engine, groups: list[m.GroupRef], seconds: dict[str, float]) -> None:
+    """Each member of a group ran for the seconds of its task, and has a reward; the group is complete."""
+    with transaction(engine) as session:
+        for group in groups:
+            for member, rollout in enumerate(group.rollouts):
+                took = dt.timedelta(seconds=seconds[group.task])
+                q.set_rollout(session, rollout, harness_started_at=dt.datetime.now(dt.UTC) - took)
+                add_call(session, rollout)
+                settle(session, rollout, float(member))
+            q.settle_group(session, group.group_id, "trained", 0.5, 0.5, {})
+
+
+@pytest.mark.parametrize("order", ["longest_first", "shuffled"])
+def test_a_step_launches_what_took_long_first_and_its_positions_stay(
+    control: ControlActivities, config: RunConfig, engine: Engine, order: str
+) -> None:
+    chosen = config.model_copy(update={"rollouts": config.rollouts.model_copy(update={"order": order}), "seed": 8})
+    control = ControlActivities(engine, chosen)
+    ActivityEnvironment().run(control.open_run, m.OpenRun(chosen.run_id))
+    first, second = (control.open_step(m.OpenStep(chosen.run_id, index)) for index in (0, 1))
+    assert [g.position for g in first.groups + second.groups] == [0, 1, 2] * 2, "nothing was measured"
+    finish(engine, first.groups + second.groups, {f"train/{i}": 10.0 * i for i in range(TASKS)})
+    third = control.open_step(m.OpenStep(chosen.run_id, 2))
+    assert control.open_step(m.OpenStep(chosen.run_id, 2)) == third
+    tasks = [f"train/{i}" for i in step_tasks(TASKS, 8, 2, 3)]
+    assert tasks != sorted(tasks, reverse=True)
+    launched = sorted(tasks, reverse=True) if order == "longest_first" else tasks
+    assert [g.task for g in third.groups] == launched
+    assert [tasks[g.position] for g in third.groups] == launched
+    assert [g.rollouts[1] for g in third.groups] == [f"c-s8/s2/{g.position:02d}/01" for g in third.groups]
 
 
 def test_an_evaluation_takes_every_heldout_task_at_its_version(

@@ -1,4 +1,4 @@
-"""Task order over epochs, and the sharing of the launch window."""
+"""Task order over epochs, the order of launches in a step, and the sharing of the launch window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.scheduling import Demand, share_window, step_tasks
+from gyre.scheduling import Demand, longest_first, share_window, step_tasks
 
 
 @given(n=st.integers(1, 40), groups=st.integers(1, 50), seed=st.integers(0, 100), epochs=st.integers(1, 3))
@@ -28,6 +28,28 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 def test_a_run_without_tasks_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"tasks\.train"):
         step_tasks(0, 0, 0, 1)
+
+
+def test_the_longest_group_is_launched_first() -> None:
+    assert longest_first([3.0, 9.0, 5.0]) == [1, 2, 0]
+    assert longest_first([3.0, 9.0, 3.0, 9.0]) == [1, 3, 0, 2]  # equal ones keep their order
+    assert longest_first([]) == []
+
+
+def test_an_unknown_group_stands_behind_the_longest_tenth() -> None:
+    known: list[float | None] = [float(s) for s in range(1, 21)]
+    assert longest_first([None, *known])[:4] == [20, 19, 0, 18]  # it is held for as long as the 18th of 20
+    assert longest_first([None, None, None]) == [0, 1, 2]
+    assert longest_first([2.0, None, 2.0]) == [0, 1, 2]
+    assert longest_first([None, 1.0, 7.0]) == [0, 2, 1]
+
+
+@given(expected=st.lists(st.none() | st.floats(0, 1e6), max_size=40))
+def test_every_group_is_launched_once_and_no_known_one_after_a_shorter(expected: list[float | None]) -> None:
+    order = longest_first(expected)
+    assert sorted(order) == list(range(len(expected)))
+    launched = [(expected[i], i) for i in order if expected[i] is not None]
+    assert launched == sorted(launched, key=lambda x: (-(x[0] or 0.0), x[1]))
 
 
 def test_the_older_step_comes_first() -> None:

@@ -103,6 +103,26 @@ def test_elastic_beats_both_baselines() -> None:
         assert simulate(scenario, split, staleness=1).seconds > elastic
 
 
+def test_an_order_of_launches_is_of_the_same_work_and_knows_only_what_an_epoch_before_told() -> None:
+    preset = PRESETS["terminal"]
+    shuffled, longest, oracle = (preset.scenario(2, 2, order) for order in ("shuffled", "longest_first", "oracle"))
+    for drawn, guessed, known in zip(shuffled.steps, longest.steps, oracle.steps, strict=True):
+        for other in (guessed, known):
+            rows = [list(map(tuple, np.stack([s.tokens, s.tool_s, s.trained], axis=2))) for s in (drawn, other)]
+            assert sorted(map(repr, rows[0])) == sorted(map(repr, rows[1]))
+        size = [s.tokens.mean(axis=1) for s in (drawn, guessed, known)]
+        falls = [float(np.corrcoef(x, np.arange(len(x)))[0, 1]) for x in size]
+        assert falls[2] < falls[1] < -0.6 and abs(falls[0]) < 0.5
+        seconds = known.seconds(preset.cost.token_s(preset.cost.slots), preset.time_limit_s).mean(axis=1)
+        assert (np.diff(seconds) <= 0).all()
+        guess = guessed.seconds(preset.cost.token_s(preset.cost.slots), preset.time_limit_s).mean(axis=1)
+        assert (np.diff(guess) > 0).any(), "what this epoch takes is not known"
+    colocate = [simulate(s, ColocatePolicy(), decide_s=5.0).seconds for s in (shuffled, longest)]
+    assert colocate[1] < 0.95 * colocate[0]
+    with pytest.raises(ValueError, match="names each of them once"):
+        shuffled.steps[0].in_order([0, 0])
+
+
 def test_traces_are_read_back_and_bad_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.json"
     scenario = PRESETS["terminal"].scenario(n_steps=1)
@@ -133,6 +153,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(
         f"<h2>{way}" in html for way in ("elastic, st", "colocate, staleness 1", "colocate, staleness 0", "async 3")
     )
+    assert run_command(["simulate", "terminal", "--steps", "1", "--order", "longest_first"]) == 0
+    assert capsys.readouterr().out != out
+    assert run_command(["simulate", "t.json", "--order", "oracle"]) == 2
+    assert "--order: only a preset" in capsys.readouterr().err
     assert run_command(["simulate", "nonsense"]) != 0
     assert "no preset is named 'nonsense'" in capsys.readouterr().err
     assert run_command(["simulate"]) == 2

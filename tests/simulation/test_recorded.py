@@ -103,6 +103,26 @@ def test_what_a_run_did_is_read_back(engine: Engine, tmp_path: Path) -> None:
     assert run.trained_tokens == 164
 
 
+def test_groups_stand_in_the_order_of_their_launch(engine: Engine) -> None:
+    """Two groups through a window of one; the second by position had its first workspace first."""
+    with transaction(engine) as s:
+        record(s, 0, 0.0)
+        world = make_world(s, groups=2, size=2, index=1)
+        launched = [*world.rollouts[1], *world.rollouts[0]]
+        for i, rollout in enumerate(launched):
+            settle(s, rollout, None)
+            at(s, "rollouts", f"id = '{rollout}'", created_at=40.0, prepared_at=41.0 + 10 * i, settled_at=50.0 + 10 * i)
+        for group_id in world.group_ids:
+            hand_out(s, group_id, branch_cap=5, micro_batch_tokens=64, normalize_std=True)
+        at(s, "steps", f"id = {world.step_id}", started_at=40.0, published_at=90.0)
+    step = read_recording(engine, RUN).scenario.steps[1]
+    assert step.before_s is not None and step.before_s.tolist() == [[10.0, 10.0], [10.0, 10.0]]
+    with transaction(engine) as s:
+        at(s, "rollouts", f"id = '{launched[3]}'", settled_at=85.0)
+    step = read_recording(engine, RUN).scenario.steps[1]
+    assert step.before_s is not None and step.before_s.tolist() == [[10.0, 10.0], [10.0, 15.0]], "its group is the last"
+
+
 def test_an_evaluation_empties_the_run(engine: Engine) -> None:
     with transaction(engine) as s:
         record(s, 0, 0.0)

@@ -56,6 +56,7 @@ class Script:
     plan: m.RunPlan
     harness: Callable[[str], float] = lambda rollout: 0.0
     reward: Callable[[str], float] = lambda rollout: float(rollout[-1]) % 2
+    launches: list[int] | None = None  # order of a step's groups; none: by position
     train_s: float = 0.02  # a micro-batch
     switch_s: float = 0.02
     facts: Callable[[], m.ClusterFacts] = m.ClusterFacts  # what was measured; the backlog is the script's own
@@ -105,6 +106,7 @@ class Script:
         self.trained[x.index] = {}
         groups = self._groups(f"s{x.index}", x.index, self.plan.group_size + self.plan.over_submit)
         self.members |= {g.group_id: g.rollouts for g in groups}
+        groups = [groups[i] for i in self.launches or range(len(groups))]
         return m.OpenedStep(x.index, max(0, x.index - self.plan.max_staleness), groups)
 
     def _groups(self, scope: str, base: int, size: int) -> list[m.GroupRef]:
