@@ -227,8 +227,8 @@ class _Layer:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         s = self._shape
-        parts = nn.linear(x, self._qkv).split([s.heads * s.head, s.kv_heads * s.head, s.kv_heads * s.head], dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, s.head)).movedim(0, 1).unsqueeze(0) for part in parts)
+        parts = torch.split(nn.linear(x, self._qkv), [s.heads * s.head, s.kv_heads * s.head, s.kv_heads * s.head], -1)
+        q, k, v = (part.view(len(x), -1, s.head).movedim(0, 1).unsqueeze(0) for part in parts)
         seen = nn.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
         x = x + nn.linear(seen.squeeze(0).movedim(0, 1).flatten(1), self._out)
         gate, up = nn.linear(x, self._up).chunk(2, dim=-1)

@@ -69,7 +69,7 @@ class KvStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not typed
                 break
         if found == 0:
             return 0
-        fetch = self._judge.decide(found * PAGE_TOKENS).fetch
+        fetch = self._judge.decide(found * PAGE_TOKENS, len(keys) * PAGE_TOKENS).fetch
         self._decisions.labels("fetch" if fetch else "compute").inc()
         return found if fetch else 0
 

@@ -91,8 +91,8 @@ class PrefillCost:
     per_token_s: float
     per_pair_s: float
     whole: bool
-    """Whether the attention of cached tokens is computed all the same, as SGLang's `torch_native` does (CPU's only
-    one): pairs are (m + n)² / 2 then, and m * n + n² / 2 otherwise."""
+    """Whether attention is computed for all m + n tokens where m < n, as on CPU (`cpu_platform.attention`): pairs are
+    (m + n)² / 2 then, and m * n + n² / 2 otherwise."""
     source: str
     """Where the figures are from, for people."""
 
@@ -101,10 +101,11 @@ class PrefillCost:
         pairs = _pairs(new, cached, self.whole)
         return self.base_s + self.per_token_s * new + self.per_pair_s * pairs
 
-    def saved_s(self, tokens: int) -> float:
-        """Seconds that a prefill is shorter by where its first `tokens` tokens are cached, at least (more if tokens
-        follow whose attention is not computed whole)."""
-        return self.per_token_s * tokens + (0.0 if self.whole else self.per_pair_s * tokens * tokens / 2)
+    def saved_s(self, tokens: int, prompt: int | None = None) -> float:
+        """Seconds by which the prefill of `prompt` tokens is shorter if the first `tokens` of them are cached; None:
+        there are no others."""
+        prompt = tokens if prompt is None else prompt
+        return self.seconds(prompt) - self.seconds(prompt - tokens, tokens)
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,14 @@ class Decision:
     """The figures that decided it."""
 
 
-def decide(prefill: PrefillCost, fetch: FetchCost, tokens: int) -> Decision:
-    """Whether `tokens` cached tokens should be fetched rather than computed, and why."""
-    moving, saving = fetch.seconds(tokens), prefill.saved_s(tokens)
+def decide(prefill: PrefillCost, fetch: FetchCost, tokens: int, prompt: int | None = None) -> Decision:
+    """Whether the first `tokens` of a prompt of `prompt` should be fetched rather than computed, and why."""
+    moving, saving = fetch.seconds(tokens), prefill.saved_s(tokens, prompt)
     good = moving * WORTH <= saving
+    saves = "saves" if good else "would save"
     return Decision(
         good,
-        f"{tokens} tokens move in {moving:.3f} s, which {'saves' if good else 'would save'} {saving:.3f} s of prefill "
+        f"{tokens} of {prompt or tokens} tokens move in {moving:.3f} s, which {saves} {saving:.3f} s of prefill "
         f"({prefill.source}); {WORTH:g} times is asked for",
     )
 
@@ -208,4 +210,4 @@ def refine(prior: PrefillCost, measured: Sequence[Prefill]) -> PrefillCost:
 
 
 def _pairs(new: int, cached: int, whole: bool) -> float:
-    return (new + cached) ** 2 / 2 if whole else cached * new + new * new / 2
+    return (new + cached) ** 2 / 2 if whole and cached < new else cached * new + new * new / 2

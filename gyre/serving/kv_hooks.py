@@ -20,9 +20,6 @@ VARIABLE = "GYRE_SGLANG_KV"
 SETTLE_S, TURN_S = 10.0, 0.001
 """How long a flush waits for copies on their way before it is left to SGLang, which then refuses it."""
 
-GIVE_WAY_S = 0.002
-"""How long a scheduler without a batch sleeps while pages are fetched."""
-
 
 def _emptied(result: Any, cache: Any, *args: Any, **kwargs: Any) -> Any:
     if (controller := getattr(cache, "cache_controller", None)) is not None:
@@ -44,12 +41,6 @@ def _settle(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             return
         time.sleep(TURN_S)
     log.warning("kv: copies of keys and values are still on their way after %.0f s", SETTLE_S)
-
-
-def _give_way(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """A scheduler that only waits for a fetch spins, and the fetching thread gets Python's lock once in 5 ms."""
-    if scheduler.tree_cache.ongoing_prefetch:
-        time.sleep(GIVE_WAY_S)
 
 
 def _measure(run_batch: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +94,6 @@ def register() -> None:
     cache = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
     HookRegistry.register("sglang.srt.mem_cache.utils.get_native_hash", page_hashes, HookType.REPLACE)
     HookRegistry.register(f"{cache}.reset", _emptied, HookType.AFTER)
-    HookRegistry.register(f"{managers}.scheduler.Scheduler.on_idle", _give_way, HookType.BEFORE)
     HookRegistry.register(f"{managers}.scheduler.Scheduler.flush_cache", _settle, HookType.BEFORE)
     if not torch.cuda.is_available():
         HookRegistry.register(f"{managers}.scheduler.Scheduler.run_batch", _measure, HookType.AROUND)

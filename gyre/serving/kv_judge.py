@@ -41,9 +41,9 @@ class KvJudge:
                 self._prefill = refine(self._prior, [p for seen in self._seen.values() for p in seen])
             return self._prefill
 
-    def decide(self, tokens: int) -> Decision:
-        """Whether `tokens` stored tokens are fetched; logged and counted."""
-        decision = decide(self.prefill, self._fetch, tokens)
+    def decide(self, tokens: int, prompt: int | None = None) -> Decision:
+        """Whether the first `tokens` of a prompt of `prompt`, which are stored, are fetched; logged and counted."""
+        decision = decide(self.prefill, self._fetch, tokens, prompt)
         self.counts["fetch" if decision.fetch else "compute"] += 1
         log.info("kv: %s: %s", "fetched" if decision.fetch else "computed", decision.reason)
         return decision

@@ -15,21 +15,22 @@ import os
 import shutil
 import struct
 import uuid
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+import xxhash
 
 log = logging.getLogger(__name__)
 
 Blocks = Sequence[memoryview]
 """The bytes of one page, in as many pieces as the server keeps them in."""
 
-_HEADER = struct.Struct("<8sIQ")  # magic, CRC-32, number of the page's bytes
+_HEADER = struct.Struct("<8sQQ")  # magic, XXH3, number of the page's bytes
 HEADER = _HEADER.size
 """Bytes of a page's file before its own."""
 
-_MAGIC = b"gyre-kv2"
+_MAGIC = b"gyre-kv3"
 _SWEEP_PAGES = 64
 """Pages that one writer adds between two looks at the folder's size."""
 
@@ -58,12 +59,12 @@ class PageFolder:
         path = self._path(version, key)
         if path.exists():
             return True
-        crc, size = _checksum(version, key, blocks), sum(len(b) for b in blocks)
+        check, size = _checksum(version, key, blocks), sum(len(b) for b in blocks)
         beside = path.with_name(f"{self._beside}{next(self._serial)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(beside, "xb", buffering=0) as file:
-                written = os.writev(file.fileno(), [_HEADER.pack(_MAGIC, crc, size), *blocks])
+                written = os.writev(file.fileno(), [_HEADER.pack(_MAGIC, check, size), *blocks])
                 if written != HEADER + size:
                     raise OSError(f"{written} of {HEADER + size} bytes written")
             beside.replace(path)
@@ -96,8 +97,8 @@ class PageFolder:
             if not gone:
                 log.warning("kv: %s cannot be read, its tokens are computed anew: %s", path, error)
             return False
-        crc = _checksum(version, key, blocks)
-        if read != HEADER + size or _HEADER.unpack(header) != (_MAGIC, crc, size):
+        check = _checksum(version, key, blocks)
+        if read != HEADER + size or _HEADER.unpack(header) != (_MAGIC, check, size):
             self.counts["corrupt"] += 1
             log.warning("kv: %s is damaged and removed, its tokens are computed anew", path)
             with contextlib.suppress(OSError):
@@ -143,10 +144,10 @@ class PageFolder:
 
 def _checksum(version: str, key: str, blocks: Blocks) -> int:
     """A page that lies in another's place, or in another version's, is a damaged one."""
-    crc = zlib.crc32(f"{version}/{key}/".encode())
+    state = xxhash.xxh3_64(f"{version}/{key}/".encode())
     for block in blocks:
-        crc = zlib.crc32(block, crc)
-    return crc
+        state.update(block)
+    return state.intdigest()
 
 
 class FolderUse:

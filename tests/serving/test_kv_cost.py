@@ -78,13 +78,17 @@ def test_a_fit_of_one_length_and_of_none() -> None:
         fit([], True, "")
 
 
-def test_what_attends_to_everything_anew_saves_no_attention() -> None:
-    """So on CPU the square of the prompt is paid with its keys and values at hand as well."""
-    for n in LENGTHS:
-        assert CPU.seconds(n + 16) - CPU.seconds(16, n) == pytest.approx(CPU.saved_s(n))
-        assert CPU.saved_s(n) == pytest.approx(n * CPU.per_token_s)
-        assert DEVICE.seconds(n) - DEVICE.base_s == pytest.approx(DEVICE.saved_s(n))
-    assert DEVICE.saved_s(8192) > 1.5 * CPU.saved_s(8192)
+def test_what_is_saved_is_what_is_left_to_compute_less() -> None:
+    for cost in (CPU, DEVICE):
+        assert cost.saved_s(1024, 1040) == pytest.approx(cost.seconds(1040) - cost.seconds(16, 1024))
+        assert cost.saved_s(1024) == pytest.approx(1024 * 3e-3 + 1024 * 1024 / 2 * 4e-7)
+
+
+def test_a_short_prefix_saves_no_attention_on_cpu() -> None:
+    """There attention is computed whole where less than half of a prompt is cached."""
+    assert CPU.saved_s(1000, 4096) == pytest.approx(1000 * 3e-3)
+    assert DEVICE.saved_s(1000, 4096) == pytest.approx(1000 * 3e-3 + 1000 * 1000 / 2 * 4e-7)
+    assert CPU.saved_s(3000, 4096) == pytest.approx(DEVICE.saved_s(3000, 4096))
 
 
 def test_a_servers_own_prefills_replace_what_it_began_with() -> None:
@@ -112,13 +116,13 @@ def test_a_prefill_that_was_held_up_decides_nothing() -> None:
 
 
 def test_a_prefix_moves_where_that_takes_half_the_time_it_saves() -> None:
-    good = decide(CPU, FETCH, 2048)
+    good = decide(CPU, FETCH, 2048, 2064)
     assert good.fetch
     assert good.reason == (
-        "2048 tokens move in 0.152 s, which saves 6.144 s of prefill (a guess); 2 times is asked for"
+        "2048 of 2064 tokens move in 0.152 s, which saves 6.983 s of prefill (a guess); 2 times is asked for"
     )
     bad = decide(CPU, FETCH, 16)
-    assert not bad.fetch and bad.reason.startswith("16 tokens move in 0.051 s, which would save 0.048 s")
+    assert not bad.fetch and bad.reason.startswith("16 of 16 tokens move in 0.051 s, which would save 0.048 s")
 
 
 def test_what_was_measured_turns_the_decision_both_ways() -> None:
@@ -138,8 +142,8 @@ def test_a_decision_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
     judge.decide(2048)
     judge.decide(16)
     fetched, computed = (r.getMessage() for r in caplog.records)
-    assert fetched.startswith("kv: fetched: 2048 tokens move in 0.152 s, which saves")
-    assert computed.startswith("kv: computed: 16 tokens move in 0.051 s, which would save")
+    assert fetched.startswith("kv: fetched: 2048 of 2048 tokens move in 0.152 s, which saves")
+    assert computed.startswith("kv: computed: 16 of 16 tokens move in 0.051 s, which would save")
 
 
 def test_a_slow_link_moves_nothing() -> None:

@@ -131,7 +131,7 @@ async def test_the_receiving_cells_first_call_finds_the_prefix(cells: Cells) -> 
     assert pages(url)["found"] == from_storage(answer) // PAGE_TOKENS
     assert counted(url, "decisions") == {"fetch": 1}
     said = cells.logs[1].read_text(encoding="utf-8")
-    assert f"kv: fetched: {from_storage(answer)} tokens move in 0.000 s, which saves" in said
+    assert f"kv: fetched: {from_storage(answer)} of {from_storage(answer)} tokens move in 0.000 s, which saves" in said
 
 
 async def test_a_prefix_below_the_threshold_is_computed(cells: Cells) -> None:
@@ -220,4 +220,6 @@ async def test_a_prefix_whose_fetch_would_not_pay_is_computed(cells: Cells) -> N
     assert answer["meta_info"]["cached_tokens"] == 0
     assert counted(url, "decisions").keys() == {"compute"} and pages(url)["stored"] >= TOKENS // PAGE_TOKENS
     said = cells.logs[0].read_text(encoding="utf-8")
-    assert re.search(r"kv: computed: 1184 tokens move in \d+.\d+ s, which would save .* by \d+ prefills of this", said)
+    assert re.search(
+        r"kv: computed: 1184 of 1184 tokens move in \d+.\d+ s, which would save .* by \d+ prefills of this", said
+    )

@@ -43,8 +43,9 @@ def register() -> None:
     """Register every hook; SGLang applies them after its plug-ins have run."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from gyre.serving.cpu_platform import hicache
+    from gyre.serving.cpu_platform import attention, hicache
 
+    attention.register()
     hicache.register()
     if os.environ.get(FORK_VARIABLE) == "1":
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _fork_children, HookType.AFTER)
