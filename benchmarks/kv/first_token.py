@@ -23,8 +23,7 @@ from rich.table import Table
 
 from gyre.config import CellConfig, ServingConfig
 from gyre.serving.client import EngineClient
-from gyre.serving.kv import measure, plan_kv
-from gyre.serving.kv_cost import KvShape, prefill_s, transfer_s
+from gyre.serving.kv import plan_kv
 from gyre.serving.launch import EngineProcess
 
 LENGTHS = (2048, 4096, 8100)
@@ -51,13 +50,13 @@ async def _compare(folder: Path, rounds: int) -> None:
     policy = folder / "policy"
     cells = [CellConfig(name=f"c{i}", cpus=[i]) for i in range(2)]
     plan = plan_kv("bench", policy, 8192, SERVING, cells[0], folder)
-    shape = KvShape.read(policy, 4)
-    rates = measure(shape, folder, SERVING, cells[0])
     if plan is None:
         raise SystemExit("the estimate says that nothing should move here")
     print(
-        f"measured: {rates.bytes_per_s / 1e9:.2f} GB/s, {rates.flops_per_s / 1e9:.0f} Gflop/s; "
-        f"so prefixes of {plan.least_tokens} tokens and more move, through {plan.folder.parent}"
+        f"a prefill of n tokens: {plan.prefill.base_s:.3f} + {plan.prefill.per_token_s:.2e} n + "
+        f"{plan.prefill.per_pair_s:.2e} n²/2 s ({plan.prefill.source}); a fetch: {plan.fetch.fixed_s} + "
+        f"{plan.fetch.per_token_s:.2e} n s; so prefixes of {plan.least_tokens} tokens and more move, through "
+        f"{plan.folder.parent}"
     )
     engines = [EngineProcess(SERVING, c, folder / f"{c.name}.log", context=8192) for c in cells]
     try:
@@ -78,8 +77,8 @@ async def _compare(folder: Path, rounds: int) -> None:
         a, b, out = (statistics.median(r[i] for r in runs) for i in range(3))
         ratios = sorted(r[0] / r[1] for r in runs)
         table.add_row(
-            f"{tokens}", f"{runs[0][3]}", f"{a:.2f}", f"{prefill_s(shape, rates, tokens):.2f}", f"{b:.3f}",
-            f"{transfer_s(shape, rates, tokens):.3f}", f"{out:.3f} s",
+            f"{tokens}", f"{runs[0][3]}", f"{a:.2f}", f"{plan.prefill.seconds(tokens):.2f}", f"{b:.3f}",
+            f"{plan.fetch.seconds(tokens) + plan.prefill.seconds(1, tokens - 1):.3f}", f"{out:.3f} s",
             f"{statistics.median(ratios):.1f}x ({ratios[0]:.1f} to {ratios[-1]:.1f})",
         )  # fmt: skip
     Console(width=130).print(table)

@@ -31,13 +31,29 @@ PAGES, PAGE_BYTES = 128, 16 * 46080
 """Of SmolLM2-135M in float32: 16 tokens a page, 2,048 tokens in all."""
 
 
+READY_S = 120
+"""A writer that has said nothing after so long ends the bench."""
+
+Ready = Callable[[], Any]
+"""Waits until a writer's pages can be read; what it said."""
+
+
 def main(rounds: int = 7) -> None:
     with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-bench-kv-", dir=MEMORY))
+        port = stack.enter_context(_master())
+        # Forked while this process has no threads: four that import torch anew take minutes on a machine that is busy.
+        writers = [
+            stack.enter_context(_other(target, argument))
+            for target, argument in (
+                (_write_folder, name), (_publish, "socket"), (_publish, "mooncake"), (_fill_store, port)
+            )
+        ]  # fmt: skip
         ways = {
-            "folder": stack.enter_context(_folder()),
-            "socket": stack.enter_context(_transfer("socket")),
-            "mooncake": stack.enter_context(_transfer("mooncake")),
-            "store": stack.enter_context(_store()),
+            "folder": stack.enter_context(_folder(writers[0], name)),
+            "socket": stack.enter_context(_transfer(writers[1])),
+            "mooncake": stack.enter_context(_transfer(writers[2])),
+            "store": stack.enter_context(_store(writers[3], port)),
         }
         for way in ways.values():
             way()
@@ -58,16 +74,16 @@ def _data() -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Callable[[], float]]:
-    with tempfile.TemporaryDirectory(prefix="gyre-bench-kv-", dir=MEMORY) as name, _other(_write_folder, name):
-        folder, into = PageFolder(Path(name), 1 << 40), torch.zeros(PAGES, PAGE_BYTES, dtype=torch.uint8)
-        views = [memoryview(page.numpy()).cast("B") for page in into]  # type: ignore[arg-type]
+def _folder(ready: Ready, name: str) -> Iterator[Callable[[], float]]:
+    ready()
+    folder, into = PageFolder(Path(name), 1 << 40), torch.zeros(PAGES, PAGE_BYTES, dtype=torch.uint8)
+    views = [memoryview(page.numpy()).cast("B") for page in into]  # type: ignore[arg-type]
 
-        def read() -> None:
-            assert all(folder.get("0", str(i), [view]) for i, view in enumerate(views))
+    def read() -> None:
+        assert all(folder.get("0", str(i), [view]) for i, view in enumerate(views))
 
-        yield _rate(read)
-        assert torch.equal(into, _data())
+    yield _rate(read)
+    assert torch.equal(into, _data())
 
 
 def _write_folder(pipe: Connection, name: str) -> None:
@@ -79,12 +95,11 @@ def _write_folder(pipe: Connection, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _transfer(backend: str) -> Iterator[Callable[[], float]]:
-    with _other(_publish, backend) as ticket:
-        puller = open_puller(Ticket.from_json(ticket))
-        yield _rate(puller.pull)
-        assert torch.equal(puller.pull()[1]["pages"], _data())
-        puller.close()
+def _transfer(ready: Ready) -> Iterator[Callable[[], float]]:
+    puller = open_puller(Ticket.from_json(ready()))
+    yield _rate(puller.pull)
+    assert torch.equal(puller.pull()[1]["pages"], _data())
+    puller.close()
 
 
 def _publish(pipe: Connection, backend: Any) -> None:
@@ -95,7 +110,25 @@ def _publish(pipe: Connection, backend: Any) -> None:
 
 
 @contextlib.contextmanager
-def _store() -> Iterator[Callable[[], float]]:
+def _store(ready: Ready, port: int) -> Iterator[Callable[[], float]]:
+    ready()
+    store = _client(port, 0)
+    into = torch.zeros(PAGES, PAGE_BYTES, dtype=torch.uint8)
+    assert store.register_buffer(into.data_ptr(), into.nbytes) == 0
+    names, places = [str(i) for i in range(PAGES)], [page.data_ptr() for page in into]
+
+    def read() -> None:
+        got = store.batch_get_into(names, places, [PAGE_BYTES] * PAGES)
+        assert all(n == PAGE_BYTES for n in got), got
+
+    yield _rate(read)
+    assert torch.equal(into, _data())
+    store.close()
+
+
+@contextlib.contextmanager
+def _master() -> Iterator[int]:
+    """Mooncake's, for its store; the port that it listens at."""
     port, metrics = _free_port(), _free_port()
     binary = shutil.which("mooncake_master", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if binary is None:
@@ -106,26 +139,14 @@ def _store() -> Iterator[Callable[[], float]]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        _wait_for(port)
-        with _other(_fill_store, port):
-            store = _client(port, 0)
-            into = torch.zeros(PAGES, PAGE_BYTES, dtype=torch.uint8)
-            assert store.register_buffer(into.data_ptr(), into.nbytes) == 0
-            names, places = [str(i) for i in range(PAGES)], [page.data_ptr() for page in into]
-
-            def read() -> None:
-                got = store.batch_get_into(names, places, [PAGE_BYTES] * PAGES)
-                assert all(n == PAGE_BYTES for n in got), got
-
-            yield _rate(read)
-            assert torch.equal(into, _data())
-            store.close()
+        yield port
     finally:
         master.kill()
         master.wait()
 
 
 def _fill_store(pipe: Connection, port: int) -> None:
+    _wait_for(port)
     store, data = _client(port, 256 << 20), _data()
     assert store.register_buffer(data.data_ptr(), data.nbytes) == 0
     codes = store.batch_put_from([str(i) for i in range(PAGES)], [p.data_ptr() for p in data], [PAGE_BYTES] * PAGES)
@@ -146,16 +167,21 @@ def _client(port: int, segment: int) -> Any:
 
 
 @contextlib.contextmanager
-def _other(target: Callable[..., None], argument: Any) -> Iterator[Any]:
-    """Run `target` in a process of its own until the block ends; what it sends when it is ready."""
-    context = multiprocessing.get_context("spawn")
+def _other(target: Callable[..., None], argument: Any) -> Iterator[Ready]:
+    """Run `target` in a process of its own until the block ends."""
+    context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, argument), daemon=True)
     process.start()
+    theirs.close()
+
+    def ready() -> Any:
+        if not ours.poll(READY_S):
+            raise SystemExit(f"{target.__name__}: not ready after {READY_S} s")
+        return ours.recv()
+
     try:
-        if not ours.poll(120):
-            raise SystemExit(f"{target.__name__}: not ready after two minutes")
-        yield ours.recv()
+        yield ready
         ours.send(None)
         process.join(10)
     finally:
@@ -169,7 +195,7 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int) -> None:
-    for _ in range(200):
+    for _ in range(10 * READY_S):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.1)
