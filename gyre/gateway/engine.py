@@ -64,7 +64,6 @@ class EngineRequest:
         """The JSON body."""
         fields: dict[str, Any] = {
             "rid": self.rid,
-            "input_ids": orjson.Fragment(b"[%b]" % self.prompt),
             "sampling_params": {**self.sampling, "stream_interval": STREAM_INTERVAL},
             "return_logprob": True,
             "stream": True,
@@ -73,7 +72,8 @@ class EngineRequest:
         if self.behaviour_mask:
             fields["return_sampling_mask"] = True
             fields["sampling_params"]["top_k"] = NUCLEUS_TOP_K
-        return orjson.dumps(fields)
+        # The prompt may be megabytes: it is copied once, and no serialiser looks through it.
+        return b'{"input_ids":[%b],%b' % (self.prompt, orjson.dumps(fields)[1:])
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ class PromptText:
     """The ids of a rollout's newest turns as text, by call."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+        """Prompt and answer, apart: joining them here would copy megabytes that the next prompt copies again."""
         self._size = 0
 
     def of(self, planned: Plan) -> bytes:
@@ -28,21 +29,23 @@ class PromptText:
             return text_of(planned.twin.prompt.tokens())
         if planned.anchor is None:
             return text_of(planned.new_ids)
-        before = self._kept.get(planned.anchor.call_id)
-        if before is None:
-            before = text_of(planned.anchor.generated.tokens())
-        return b"%b,%b" % (before, text_of(planned.new_ids))
+        kept = self._kept.get(planned.anchor.call_id)
+        before = (text_of(planned.anchor.generated.tokens()),) if kept is None else kept
+        return b",".join([*before, text_of(planned.new_ids)])
 
     def keep(self, call_id: int, prompt: bytes, answer: Sequence[int], before: int | None) -> None:
         """Remember a finished turn; the turn that it went on from is forgotten (a sibling writes that one out anew)."""
         if before is not None and (old := self._kept.pop(before, None)) is not None:
-            self._size -= len(old)
-        text = b"%b,%b" % (prompt, text_of(np.asarray(answer, np.int32)))
-        self._kept[call_id] = text
-        self._size += len(text)
+            self._size -= _bytes(old)
+        self._kept[call_id] = kept = (prompt, text_of(np.asarray(answer, np.int32)))
+        self._size += _bytes(kept)
         while self._size > KEPT_BYTES:
             _, old = self._kept.popitem(last=False)
-            self._size -= len(old)
+            self._size -= _bytes(old)
+
+
+def _bytes(kept: tuple[bytes, bytes]) -> int:
+    return sum(map(len, kept))
 
 
 def text_of(ids: Ids) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import dataclass, field
 from typing import Self
 
 import aiohttp
 from aiohttp import web
+
+from gyre.gateway.calls import hash_of
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Exchange:
 
     def hash(self, agent: str) -> str:
         """What `calls.request_hash` has of this body and of the agent that sent it (`calls.agent`)."""
-        return hashlib.sha256(agent.encode() + b"\0" + self.body if agent else self.body).hexdigest()
+        return hash_of(self.body, agent)
 
 
 class Recorder:
