@@ -4,12 +4,17 @@ The publisher registers its two slots, a manifest (JSON of the layout) and a hea
 manifest address, manifest length, current slot, and from `_SLOT0` on three words a slot (seq, version, checksum). The
 header's words are aligned and written one at a time; on x86 over TCP a reader sees them in order, and the checksum
 covers the rest (RDMA, weaker memory models).
+
+A read that is given up may still come: the engine connects anew when the network is whole again, and then writes to
+where it was told to. So a puller asks for each read's end itself, and what is still on the way keeps its memory until
+it has ended, however long after the pull. (The engine's calls that wait give up without telling that from a failure.)
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -44,9 +49,11 @@ _MANIFEST_LIMIT = 64 << 20
 _NO_BATCH = (0, (1 << 64) - 1)
 """What the engine answers instead of a batch's number where it cannot reach the peer."""
 
-# Silence after which a stopped peer counts as gone; the engine's own defaults let a pull hang for half a minute.
-_TIMEOUTS = {"MC_TCP_PROGRESS_TIMEOUT_SEC": "8", "MC_TCP_STATUS_TIMEOUT_SEC": "8", "MC_TRANSFER_TIMEOUT": "10"}
-
+# Silence after which the engine drops a connection; its own defaults let a stopped peer hang for half a minute.
+_TIMEOUTS = {"MC_TCP_PROGRESS_TIMEOUT_SEC": "8", "MC_TCP_STATUS_TIMEOUT_SEC": "8"}
+SILENCE_S = 10.0
+"""How long a pull waits for the next of its chunks: also for a connection, for which the engine has no limit."""
+_POLL_S = 0.0002
 
 _RDMA = Path("/sys/class/infiniband")
 
@@ -79,15 +86,19 @@ def engine(host: str) -> Any:
 
 
 class _Memory:
-    """Registered memory of one owner; given back by `close`, or when the owner is collected.
+    """Registered memory of one owner, and what is on its way there; given back by `close`, or when the owner is
+    collected.
 
     An address that stays registered after its memory was freed makes the next registration that overlaps it fail.
     """
 
     def __init__(self, host: str) -> None:
+        _give_back_late()
         self.engine = engine(host)
         self._registered: dict[int, torch.Tensor] = {}  # keeps them alive
-        self._finalizer = weakref.finalize(self, _unregister, self.engine, self._registered)
+        self._coming: set[int] = set()
+        """Numbers of the reads that have not ended."""
+        self._finalizer = weakref.finalize(self, _give_back, self.engine, self._registered, self._coming)
         self._finalizer.atexit = False
 
     def register(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,14 +111,55 @@ class _Memory:
         self.engine.unregister_memory(tensor.data_ptr())
         del self._registered[tensor.data_ptr()]
 
+    def begin(self, peer: str, target: torch.Tensor, address: int) -> int | None:
+        """Have the peer's bytes from `address` on come into `target`; the read's number, None if it has failed."""
+        read: int = self.engine.batch_transfer_async_read(peer, [target.data_ptr()], [address], [target.nbytes])
+        if read in _NO_BATCH:
+            return None
+        self._coming.add(read)
+        return read
+
+    def arrived(self, read: int) -> bool:
+        """Wait for a read; False: it has failed, or nothing came of it for SILENCE_S seconds."""
+        deadline = time.monotonic() + SILENCE_S
+        while not _ended(code := self.engine.transfer_check_status(read)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        self._coming.remove(read)
+        return bool(code == _ARRIVED)
+
     def close(self) -> None:
         self._finalizer()
 
 
-def _unregister(transfer_engine: Any, registered: dict[int, torch.Tensor]) -> None:
+_ARRIVED, _FAILED = 1, -1
+
+
+def _ended(code: int) -> bool:
+    """The engine's answer about a read is its last; it knows the number no more."""
+    return code in (_ARRIVED, _FAILED)
+
+
+_late: list[tuple[Any, dict[int, torch.Tensor], set[int]]] = []
+"""Memory whose owner is gone, while something may still be written to it."""
+
+
+def _give_back(transfer_engine: Any, registered: dict[int, torch.Tensor], coming: set[int]) -> None:
+    for read in list(coming):
+        if _ended(transfer_engine.transfer_check_status(read)):
+            coming.remove(read)
+    if coming:
+        _late.append((transfer_engine, registered, coming))
+        return
     for address in registered:
         transfer_engine.unregister_memory(address)
     registered.clear()
+
+
+def _give_back_late() -> None:
+    for _ in range(len(_late)):
+        _give_back(*_late.pop(0))
 
 
 class MooncakePublisher:
@@ -152,8 +204,11 @@ class MooncakePuller:
     """Reads a publisher's memory into two registered buffers, by turns."""
 
     def __init__(self, ticket: Ticket, host: str = "127.0.0.1", chunk: int = _CHUNK) -> None:
-        self._ticket, self._chunk = ticket, chunk
-        self._memory = _Memory(host)
+        self._ticket, self._host, self._chunk = ticket, host, chunk
+        self._begin()
+
+    def _begin(self) -> None:
+        self._memory = _Memory(self._host)
         self._words = self._memory.register(torch.zeros(_LENGTH, dtype=torch.int64))
         self._slots: list[int] = []
         self._layout: Layout | None = None
@@ -161,7 +216,12 @@ class MooncakePuller:
 
     def pull(self) -> tuple[int, dict[str, torch.Tensor]]:
         """See WeightPuller."""
-        return retry_lapped(self._attempt)
+        try:
+            return retry_lapped(self._attempt)
+        except PublisherGone:
+            self._memory.close()  # what still comes must not meet the next pull
+            self._begin()
+            raise
 
     def close(self) -> None:
         """See WeightPuller."""
@@ -206,36 +266,28 @@ class MooncakePuller:
         return self._layout
 
     def _read(self, target: torch.Tensor, address: int) -> None:
-        code = self._memory.engine.transfer_sync_read(self._ticket.address, target.data_ptr(), address, target.nbytes)
-        if code != 0:
-            raise self._gone(code)
+        read = self._memory.begin(self._ticket.address, target, address)
+        if read is None or not self._memory.arrived(read):
+            raise self._gone()
 
     def _read_slot(self, address: int, target: torch.Tensor, found: Checksum) -> None:
         """Read `target.nbytes` bytes; each chunk is summed while the next ones come."""
         on_the_way: deque[tuple[int, torch.Tensor]] = deque()
-        code = 0
         for start in range(0, target.nbytes, self._chunk):
             chunk = target[start : start + self._chunk]
-            batch = self._memory.engine.batch_transfer_async_read(
-                self._ticket.address, [chunk.data_ptr()], [address + start], [chunk.nbytes]
-            )
-            if batch in _NO_BATCH:
-                code = -1
-                break
-            on_the_way.append((batch, chunk))
-            if len(on_the_way) == _AHEAD and (code := self._arrived(*on_the_way.popleft(), found)) != 0:
-                break
-        while on_the_way:  # also after a failure: nothing may write to the buffer any more
-            code = self._arrived(*on_the_way.popleft(), found) or code
-        if code != 0:
-            raise self._gone(code)
+            read = self._memory.begin(self._ticket.address, chunk, address + start)
+            if read is None:
+                raise self._gone()
+            on_the_way.append((read, chunk))
+            if len(on_the_way) == _AHEAD:
+                self._arrived(*on_the_way.popleft(), found)
+        while on_the_way:
+            self._arrived(*on_the_way.popleft(), found)
 
-    def _arrived(self, batch: int, chunk: torch.Tensor, found: Checksum) -> int:
-        """Wait for a chunk; the engine's code, 0 when it is here."""
-        code: int = self._memory.engine.get_batch_transfer_status([batch])
-        if code == 0:
-            found.add(chunk)
-        return code
+    def _arrived(self, read: int, chunk: torch.Tensor, found: Checksum) -> None:
+        if not self._memory.arrived(read):
+            raise self._gone()
+        found.add(chunk)
 
-    def _gone(self, code: int) -> PublisherGone:
-        return PublisherGone(f"publisher at {self._ticket.address} is gone; wait for a new ticket (code {code})")
+    def _gone(self) -> PublisherGone:
+        return PublisherGone(f"publisher at {self._ticket.address} is gone; wait for a new ticket")

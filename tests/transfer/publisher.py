@@ -1,7 +1,7 @@
 """A publisher in a process of its own: prints its ticket, then publishes as told on stdin.
 
-Usage: python -m tests.transfer.publisher BACKEND MIB. Every element of tensor `w<i>` is version + i. Commands, a line
-each: `publish V`, `spin SECONDS` (publishes without end in the background, at random pauses up to SECONDS).
+Usage: python -m tests.transfer.publisher BACKEND MIB [HOST]. Every element of tensor `w<i>` is version + i. Commands, a
+line each: `publish V`, `spin SECONDS` (publishes without end in the background, at random pauses up to SECONDS).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     backend, mib = sys.argv[1], float(sys.argv[2])
     numel = int(mib * (1 << 20) / 4 / 3)
     params = {f"w{i}": torch.zeros(numel + i) for i in range(3)}
-    publisher = open_publisher(params, backend)  # type: ignore[arg-type]
+    publisher = open_publisher(params, backend, *sys.argv[3:])  # type: ignore[arg-type]
 
     def publish(version: int) -> None:
         for i in range(3):

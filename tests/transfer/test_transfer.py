@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,8 +60,11 @@ class Publisher:
 
 
 @contextmanager
-def publisher_process(backend: str, mib: float) -> Iterator[Publisher]:
-    argv = [sys.executable, "-m", "tests.transfer.publisher", backend, str(mib)]
+def publisher_process(
+    backend: str, mib: float, host: str = "127.0.0.1", within: Sequence[str] = ()
+) -> Iterator[Publisher]:
+    """`within`: a command that runs commands, such as in another network."""
+    argv = [*within, sys.executable, "-m", "tests.transfer.publisher", backend, str(mib), host]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         publisher = Publisher(process, None)  # type: ignore[arg-type]

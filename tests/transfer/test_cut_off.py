@@ -1,0 +1,131 @@
+"""The way to the publisher breaks in the middle of a pull: refused within seconds, and nothing is written afterwards
+to what others have by then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gyre.transfer import PublisherGone, mooncake, open_puller
+from tests.transfer.network import second_machine
+from tests.transfer.test_transfer import BACKENDS, Publisher, assert_untorn, interrupt, publisher_process
+
+LIMIT_S = 60
+"""Far above the ten seconds of silence that end a pull, far below the two minutes of a kernel that connects."""
+
+
+def refused(puller: Any) -> None:
+    started = time.monotonic()
+    with pytest.raises(PublisherGone, match=r"publisher at .*:\d+ is gone; wait for a new ticket"):
+        puller.pull()
+    assert time.monotonic() - started < LIMIT_S
+
+
+def until(true: Callable[[], bool], limit_s: float = 120) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.2)
+
+
+def all_given_back() -> bool:
+    mooncake._give_back_late()
+    return not mooncake._late
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_packets_are_dropped_in_the_middle_of_a_pull(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with second_machine() as there, publisher_process(backend, 48, there.host, there.within) as publisher:
+        puller = open_puller(publisher.ticket)
+        version, held = puller.pull()
+        publisher.publish(1)
+        interrupt(backend, monkeypatch, there.cut)
+        refused(puller)
+        assert_untorn(version, held)
+        refused(open_puller(publisher.ticket))
+        there.heal()
+        goes_on(puller, publisher)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_publisher_stops_in_the_middle_of_a_pull(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had been asked for, it sends when it wakes up: into memory that nobody else has yet."""
+    with publisher_process(backend, 48) as publisher:
+        puller = open_puller(publisher.ticket)
+        version, held = puller.pull()
+        publisher.publish(1)
+        interrupt(backend, monkeypatch, lambda: os.kill(publisher.process.pid, signal.SIGSTOP))
+        refused(puller)
+        assert_untorn(version, held)
+        os.kill(publisher.process.pid, signal.SIGCONT)
+        goes_on(puller, publisher)
+
+
+def goes_on(puller: Any, publisher: Publisher) -> None:
+    """Pulls are whole again, while the publisher writes both slots anew; what was late has been given back."""
+    for version in (2, 3, 4):
+        publisher.publish(version)
+        for again in range(5):
+            try:
+                found, tensors = puller.pull()
+                break
+            except PublisherGone:  # a connection of before the cut
+                assert again < 4
+        assert found == version
+        assert_untorn(found, tensors)
+    until(all_given_back)
+
+
+def test_what_is_on_its_way_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A puller that is thrown away gives back only what nothing will be written to."""
+    with publisher_process("mooncake", 48) as publisher:
+        puller: Any = open_puller(publisher.ticket)
+        puller.pull()
+        publisher.publish(1)
+        chunks: list[int] = []
+        begin = mooncake._Memory.begin
+
+        def stops(self: Any, peer: str, target: Any, address: int) -> int | None:
+            if target.nbytes > 1 << 20:
+                chunks.append(target.data_ptr())
+            if len(chunks) == 1:
+                os.kill(publisher.process.pid, signal.SIGSTOP)
+            return begin(self, peer, target, address)
+
+        monkeypatch.setattr(mooncake._Memory, "begin", stops)
+        refused(puller)
+        del puller
+        assert chunks
+        assert all(any(chunk in kept for kept in spans()) for chunk in chunks), "what has not come is kept"
+        os.kill(publisher.process.pid, signal.SIGCONT)
+        until(all_given_back)
+
+
+def spans() -> list[range]:
+    """Memory that is kept for what is late."""
+    return [range(a, a + t.nbytes) for _, registered, _ in mooncake._late for a, t in registered.items()]
+
+
+def test_a_publisher_dies_while_chunks_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with publisher_process("mooncake", 48) as publisher:
+        puller = open_puller(publisher.ticket)
+        version, held = puller.pull()
+        publisher.publish(1)
+        begin, begun = mooncake._Memory.begin, []
+
+        def kills(*args: Any) -> int | None:
+            read = begin(*args)
+            begun.append(read)
+            if len(begun) == 6:
+                publisher.kill()
+            return read
+
+        monkeypatch.setattr(mooncake._Memory, "begin", kills)
+        refused(puller)
+        assert_untorn(version, held)
+        until(all_given_back)
