@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 
+class NoRoomError(RuntimeError):
+    """There is no memory for the tensors to come back to, or to go to. All are where they were."""
+
+
 class Offload:
     """Holds the tensors that `tensors` names, while they are out, in host memory (pinned, where they are of CUDA)."""
 
@@ -23,13 +27,21 @@ class Offload:
         self.is_out = False
 
     def out(self) -> int:
-        """Copy them to the host and free their memory; bytes freed. Idempotent."""
+        """Copy them to the host and free their memory; bytes freed. Idempotent. Raises NoRoomError."""
         if self.is_out:
             return 0
         storages = {t.untyped_storage().data_ptr(): t for t in self._tensors() if t.untyped_storage().nbytes()}
         for tensor in storages.values():
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=tensor.is_cuda)
+            try:
+                host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=tensor.is_cuda)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                nbytes = sum(t.untyped_storage().nbytes() for t in storages.values())
+                self.back()
+                raise NoRoomError(
+                    f"{nbytes / 1e9:.2f} GB of the trainer do not fit into the host's memory while its cell serves: "
+                    f"give the machine more, or split the trainer further (cells.layout); {_first_line(error)}"
+                ) from error
             host.copy_(whole)
             whole.untyped_storage().resize_(0)
             self._host.append((whole, host))
@@ -39,9 +51,19 @@ class Offload:
         return sum(host.nbytes for _, host in self._host)
 
     def back(self) -> None:
-        """Take the memory again, and fill it. Idempotent."""
+        """Take the memory again, and fill it. Idempotent. Raises NoRoomError."""
+        try:
+            for whole, host in self._host:
+                whole.untyped_storage().resize_(host.nbytes)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            for whole, _ in self._host:
+                whole.untyped_storage().resize_(0)
+            nbytes, device = sum(host.nbytes for _, host in self._host), self._host[0][0].device
+            raise NoRoomError(
+                f"{nbytes / 1e9:.2f} GB of the trainer do not fit on {device} beside its cell's server: lower "
+                f"cells.serving.memory_fraction, or split the trainer further (cells.layout); {_first_line(error)}"
+            ) from error
         for whole, host in self._host:
-            whole.untyped_storage().resize_(host.nbytes)
             whole.copy_(host)
         self._host.clear()
         self.is_out = False
@@ -56,3 +78,7 @@ class Offload:
         finally:
             if was_out:
                 self.out()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

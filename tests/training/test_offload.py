@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -25,6 +28,51 @@ def test_views_stay_what_they_are() -> None:
     offload.back()
     offload.back()
     assert torch.equal(part, expected + 1) and torch.equal(flat[4:12].view(2, 4), part) and other.item() == 7
+
+
+NO_ROOM = """
+import resource
+import torch
+from pathlib import Path
+from gyre.training.offload import NoRoomError, Offload
+
+def limit(more):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more if more else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+small, large = torch.arange(1000.0), torch.arange(100e6 // 4)
+offload = Offload(lambda: [small, large])
+limit(50 << 20)
+try:
+    offload.out()
+except NoRoomError as error:
+    print(error)
+print(offload.is_out, small.sum().item(), large[-1].item())
+limit(0)
+offload.out()
+limit(50 << 20)
+try:
+    offload.back()
+except NoRoomError as error:
+    print(error)
+print(offload.is_out, small.untyped_storage().nbytes(), large.untyped_storage().nbytes())
+limit(0)
+offload.back()
+print(offload.is_out, small.sum().item(), large[-1].item())
+"""
+
+
+def test_without_room_all_stays_where_it_was_and_the_error_says_what_to_do() -> None:
+    ran = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    no_way_out, still_in, no_way_back, still_out, back = ran.stdout.splitlines()
+    assert no_way_out.startswith("0.10 GB of the trainer do not fit into the host's memory while its cell serves: ")
+    assert no_way_back.startswith(
+        "0.10 GB of the trainer do not fit on cpu beside its cell's server: lower "
+        "cells.serving.memory_fraction, or split the trainer further (cells.layout); "
+    )
+    assert still_in == back == "False 499500.0 25000000.0"
+    assert still_out == "True 0 0"
 
 
 def train(trainer: Trainer, between: object = None) -> dict[str, torch.Tensor]:
