@@ -87,9 +87,8 @@ class ControlActivities:
                 config.rollouts.launched,
                 config.sampling.temperature,
             )
-            known = expected_seconds(session, step_id) if config.rollouts.order == "longest_first" else {}
-        order = longest_first([known.get(group.task) for group in groups])
-        return m.OpenedStep(step_id, min_version, [groups[i] for i in order])
+            launched = _in_order(session, groups, config)
+        return m.OpenedStep(step_id, min_version, launched)
 
     @activity.defn
     async def hand_out_group(self, x: m.HandOut) -> m.HandedOut:
@@ -125,7 +124,7 @@ class ControlActivities:
 
     @activity.defn
     def open_evaluation(self, x: m.OpenEvaluation) -> m.OpenedEvaluation:
-        """The evaluation with a group for every held-out task."""
+        """The evaluation with a group for every held-out task, returned in the order of their launch."""
         config = self._books.config(x.run_id)
         if config.tasks.heldout is None:
             raise ValueError("tasks.heldout: an evaluation needs a folder of held-out tasks")
@@ -135,7 +134,8 @@ class ControlActivities:
             evaluation_id = q.open_evaluation(session, x.run_id, x.version)
             ids = q.create_groups(session, _refs(tasks, range(len(tasks))), evaluation_id=evaluation_id)
             groups = _members(session, ids, tasks, config, evaluation.samples, evaluation.temperature)
-        return m.OpenedEvaluation(evaluation_id, groups)
+            launched = _in_order(session, groups, config)
+        return m.OpenedEvaluation(evaluation_id, launched)
 
     @activity.defn
     def finish_evaluation(self, x: m.FinishEvaluation) -> m.EvaluationResult:
@@ -183,3 +183,11 @@ def _members(
         rollouts = q.create_rollouts(session, group_id, size, temperature=temperature, harness=config.harness.name)
         groups.append(m.GroupRef(group_id, position, task.name, task.family, rollouts))
     return groups
+
+
+def _in_order(session: Session, groups: Sequence[m.GroupRef], config: RunConfig) -> list[m.GroupRef]:
+    """The groups in the order of their launch. Their positions, and so their rollouts' ids, do not depend on it."""
+    if config.rollouts.order == "shuffled":
+        return list(groups)
+    known = expected_seconds(session, [group.group_id for group in groups])
+    return [groups[i] for i in longest_first([known.get(group.group_id) for group in groups])]

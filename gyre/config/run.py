@@ -136,10 +136,10 @@ class RolloutConfig(Section):
     max_concurrent: int = Field(64, ge=1)
     """Rollouts that may run at once over the whole run (the launch window; whole groups first)."""
     order: Literal["longest_first", "shuffled"] = "longest_first"
-    """Order in which a step launches its groups. `longest_first`: by the seconds that their tasks took when they were
-    last measured, so that the end of a step is not one long rollout that began late (docs/scheduling.md, "The order of
-    launches"). It goes by measured times, so two runs of one seed may launch in different orders. `shuffled`: by the
-    seed alone. Which tasks a step takes, and each group's position in it, are the seed's either way."""
+    """Order in which a step or an evaluation launches its groups. `longest_first`: by the seconds that their tasks took
+    when they were last measured, so that its end is not one long rollout that began late (docs/scheduling.md, "The
+    order of launches"). It goes by measured times, so two runs of one seed may launch in different orders. `shuffled`:
+    by the seed alone. Which tasks a step takes, and each group's position in it, are the seed's either way."""
     time_limit_s: float = Field(600.0, gt=0)
     """Seconds a harness may run. Then its process tree is ended and the workspace is scored as it stands."""
     score_time_limit_s: float = Field(120.0, gt=0)

@@ -65,7 +65,7 @@ def test_opening_a_step_twice_changes_nothing(control: ControlActivities, config
 
 
 def finish(engine: Engine, groups: list[m.GroupRef], seconds: dict[str, float]) -> None:
-    """Each member of a group ran for the seconds of its task, and has a reward; the group is complete."""
+    """Each member of a group ran for the seconds of its task, and has a reward."""
     with transaction(engine) as session:
         for group in groups:
             for member, rollout in enumerate(group.rollouts):
@@ -73,7 +73,6 @@ def finish(engine: Engine, groups: list[m.GroupRef], seconds: dict[str, float]) 
                 q.set_rollout(session, rollout, harness_started_at=dt.datetime.now(dt.UTC) - took)
                 add_call(session, rollout)
                 settle(session, rollout, float(member))
-            q.settle_group(session, group.group_id, "trained", 0.5, 0.5, {})
 
 
 @pytest.mark.parametrize("order", ["longest_first", "shuffled"])
@@ -86,6 +85,9 @@ def test_a_step_launches_what_took_long_first_and_its_positions_stay(
     first, second = (control.open_step(m.OpenStep(chosen.run_id, index)) for index in (0, 1))
     assert [g.position for g in first.groups + second.groups] == [0, 1, 2] * 2, "nothing was measured"
     finish(engine, first.groups + second.groups, {f"train/{i}": 10.0 * i for i in range(TASKS)})
+    with transaction(engine) as session:
+        for group in first.groups + second.groups:
+            q.settle_group(session, group.group_id, "trained", 0.5, 0.5, {})
     third = control.open_step(m.OpenStep(chosen.run_id, 2))
     assert control.open_step(m.OpenStep(chosen.run_id, 2)) == third
     tasks = [f"train/{i}" for i in step_tasks(TASKS, 8, 2, 3)]
@@ -112,6 +114,16 @@ def test_an_evaluation_takes_every_heldout_task_at_its_version(
         control.settle(m.SettleRollout(config.run_id, rollout.id, "infrastructure", "host_lost"))
     result = control.finish_evaluation(m.FinishEvaluation(config.run_id, opened.evaluation_id))
     assert (result.version, result.success, result.n_valid) == (2, None, 0)
+
+
+def test_an_evaluation_launches_what_took_long_in_the_last_one_first(
+    control: ControlActivities, config: RunConfig, engine: Engine
+) -> None:
+    opened = control.open_evaluation(m.OpenEvaluation(config.run_id, 0))
+    finish(engine, opened.groups, {"heldout/0": 10.0, "heldout/1": 30.0})
+    control.finish_evaluation(m.FinishEvaluation(config.run_id, opened.evaluation_id))
+    again = control.open_evaluation(m.OpenEvaluation(config.run_id, 1))
+    assert [(g.task, g.position) for g in again.groups] == [("heldout/1", 1), ("heldout/0", 0)]
 
 
 def test_settling_keeps_the_first_result(control: ControlActivities, config: RunConfig) -> None:
