@@ -98,12 +98,13 @@ async def test_no_more_steps_are_open_than_staleness_allows(client: Client, stal
     assert script.peak <= 3  # the launch window is shared by the open steps
 
 
-async def test_whole_groups_are_launched_first(client: Client) -> None:
-    script = Script(plan(steps=1, groups_per_step=4, max_concurrent=2), harness=lambda rollout: 0.05)
+async def test_whole_groups_are_launched_first_in_the_order_that_the_step_says(client: Client) -> None:
+    chosen = plan(steps=1, groups_per_step=4, max_concurrent=2)
+    script = Script(chosen, harness=lambda rollout: 0.05, launches=[2, 0, 3, 1])
     async with script.workers(client):
         await script.run(client)
     groups = [rollout.split("/")[2] for rollout in script.happened("prepare")]
-    assert groups == sorted(groups)
+    assert groups == ["02", "02", "00", "00", "03", "03", "01", "01"]
     assert script.peak <= 2
 
 
