@@ -21,8 +21,8 @@ from gyre.store import queries as q
 from gyre.store.db import make_engine, transaction
 from gyre.store.migrate import upgrade
 from gyre.store.server import PostgresServer
+from tests.settings import worker_settings
 from tests.training.world import World, run_config
-from workers.settings import WorkerSettings
 
 POLICY = Path(__file__).parents[1] / "examples" / "quickstart" / "policy"
 ROLLOUTS, BRANCHES, ROUNDS = 160, 16, 3
@@ -49,15 +49,7 @@ async def measure(url: str, data: Path) -> dict[str, list[float]]:
     run = run_config(POLICY)
     engine = make_engine(url)
     world = World(run, engine)
-    config = data / "run.json"
-    config.write_text(run.model_dump_json(), encoding="utf-8")
-    settings = WorkerSettings(
-        database_url=url,
-        temporal_address="127.0.0.1:9",
-        gateway_url="http://127.0.0.1:9",
-        data=data,
-        run_config=config,
-    )
+    settings = worker_settings(run, url, data)
     world.open_run()
     site = CellSite(run, "alpha", engine, logs=settings.logs, sockets=settings.sockets, env=settings.to_env())
     await site.take()

@@ -32,7 +32,7 @@ from gyre.store.queries.runs import create_run
 from gyre.store.queries.steps import open_step
 from gyre.store.server import PostgresServer
 from tests.scripted.policy import write_policy
-from workers.settings import WorkerSettings
+from tests.settings import worker_settings
 
 CONTEXT = 2_000_000
 TOOLS = [
@@ -97,12 +97,8 @@ async def world(engine_of: Any, rollouts: int) -> AsyncIterator[tuple[World, Eng
             upsert_cell(s, run.run_id, "c0", central=True, role="rollout", max_running=256, serving_version=0,
                         routable=True, engine_url=engine.url, engine_incarnation="one")  # fmt: skip
         db.dispose()
-        (folder / "run.json").write_text(run.model_dump_json())
         url = f"http://127.0.0.1:{free_port()}"
-        settings = WorkerSettings(
-            database_url=server.url, temporal_address="127.0.0.1:1", gateway_url=url, data=folder,
-            run_config=folder / "run.json",
-        )  # fmt: skip
+        settings = worker_settings(run, server.url, folder, gateway=url)
         environment = {**os.environ, **settings.to_env()}
         process = subprocess.Popen([sys.executable, "-m", "workers.gateway"], env=environment)  # noqa: ASYNC220
         try:

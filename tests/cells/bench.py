@@ -19,8 +19,8 @@ from gyre.store.db import transaction
 from gyre.store.handout import hand_out
 from gyre.store.models import Cell, MicroBatch, RoleChange, WeightVersion
 from tests.serving.calls import generate, logprobs
+from tests.settings import worker_settings
 from tests.store.world import record_answer
-from workers.settings import WorkerSettings
 
 T = TypeVar("T")
 
@@ -38,15 +38,7 @@ class Bench:
 
     def __init__(self, run: RunConfig, db: Engine, database: str, data: Path) -> None:
         self.run, self.db = run, db
-        config = data / "run.json"
-        config.write_text(run.model_dump_json(), encoding="utf-8")
-        settings = WorkerSettings(
-            database_url=database,
-            temporal_address="127.0.0.1:9",
-            gateway_url="http://127.0.0.1:9",
-            data=data,
-            run_config=config,
-        )
+        settings = worker_settings(run, database, data)
         places = {"logs": settings.logs, "sockets": settings.sockets, "env": settings.to_env()}
         self.central = CellSite(run, "c0", db, **places)  # type: ignore[arg-type]
         self.satellite = CellSite(run, "c1", db, **places)  # type: ignore[arg-type]

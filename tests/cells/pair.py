@@ -21,8 +21,8 @@ from gyre.store.models import MicroBatch, Step
 from gyre.training.batch import pack_rows
 from gyre.training.trainer import Trainer
 from gyre.training.weights import read_hf_weights
+from tests.settings import worker_settings
 from tests.training.world import World
-from workers.settings import WorkerSettings
 from workflows import messages as m
 
 T = TypeVar("T")
@@ -83,15 +83,7 @@ class Pair:
 
     def __init__(self, world: World, database: str, data: Path) -> None:
         self.world, self.db, self.run = world, world.engine, world.config
-        config = data / "run.json"
-        config.write_text(self.run.model_dump_json(), encoding="utf-8")
-        self.settings = WorkerSettings(
-            database_url=database,
-            temporal_address="127.0.0.1:9",
-            gateway_url="http://127.0.0.1:9",
-            data=data,
-            run_config=config,
-        )
+        self.settings = worker_settings(self.run, database, data)
         self.agents = {name: Agent(self, name) for name in (CENTRAL, SATELLITE)}
         self._alone: Trainer | None = None
 

@@ -20,6 +20,7 @@ from gyre.config import RunConfig
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.models import Cell
+from tests.settings import worker_settings
 from workers.settings import WorkerSettings
 from workflows import messages as m
 from workflows.names import cell_queue
@@ -43,8 +44,7 @@ def until(true: Callable[[], bool], limit_s: float, log: Path) -> None:
 async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
     run: RunConfig, engine: Engine, database: str, tmp_path: Path
 ) -> None:
-    config, log = tmp_path / "run.json", tmp_path / "agent.log"
-    config.write_text(run.model_dump_json(), encoding="utf-8")
+    log = tmp_path / "agent.log"
 
     def cell() -> Cell | None:
         with transaction(engine) as session:
@@ -55,13 +55,8 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
         return row is not None and row.routable and row.trainer_incarnation is not None
 
     async with await WorkflowEnvironment.start_local(namespace="gyre", dev_server_existing_path=TEMPORAL) as temporal:
-        settings = WorkerSettings(
-            database_url=database,
-            temporal_address=temporal.client.service_client.config.target_host,
-            gateway_url="http://127.0.0.1:9",
-            data=tmp_path,
-            run_config=config,
-        )
+        address = temporal.client.service_client.config.target_host
+        settings = worker_settings(run, database, tmp_path, temporal=address)
         agent = start(settings, log)
         try:
             until(is_up, 300, log)
@@ -100,15 +95,7 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
 
 
 def test_a_wrong_cell_is_one_line(run: RunConfig, tmp_path: Path) -> None:
-    config = tmp_path / "run.json"
-    config.write_text(run.model_dump_json(), encoding="utf-8")
-    settings = WorkerSettings(
-        database_url="postgresql+psycopg://x@127.0.0.1:9/x",
-        temporal_address="127.0.0.1:9",
-        gateway_url="http://127.0.0.1:9",
-        data=tmp_path,
-        run_config=config,
-    )
+    settings = worker_settings(run, "postgresql+psycopg://x@127.0.0.1:9/x", tmp_path)
     argv = [sys.executable, "-m", "workers.cell_agent", "--cell", "c7"]
     ended = subprocess.run(argv, env={**os.environ, **settings.to_env()}, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2

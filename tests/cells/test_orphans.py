@@ -22,6 +22,7 @@ from gyre.ports import free_port
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.training.launch import trainer_command
+from tests.settings import worker_settings
 from workers.settings import WorkerSettings
 
 ONE_MACHINE = {"layout": {"tensor_parallel": 2}}
@@ -34,14 +35,7 @@ def test_no_rank_outlives_its_agent(
 ) -> None:
     central = {"name": "c0", "central": True, "rendezvous_port": free_port("127.0.0.1"), **cell}
     run = RunConfig.model_validate({**run.model_dump(), "cells": [central]})
-    settings = WorkerSettings(
-        database_url=database,
-        temporal_address="127.0.0.1:9",
-        gateway_url="http://127.0.0.1:9",
-        data=tmp_path,
-        run_config=tmp_path / "run.json",
-    )
-    settings.run_config.write_text(run.model_dump_json(), encoding="utf-8")
+    settings = worker_settings(run, database, tmp_path)
 
     def is_up() -> bool:
         with transaction(engine) as session:

@@ -73,33 +73,26 @@ async def test_a_trainer_whose_settings_are_wrong(two_tries: None, tmp_path: Pat
         await trainer.keep(nothing)
 
 
-def test_the_agent_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Exit code 2, by which the supervisor knows that another start would not help."""
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CannotStart("the engine cannot start: no such model"), 2, "cell c0: the engine cannot start: no such model"),
+        (FencedError("cell 'c0' was taken by another agent"), 3, "cell 'c0' was taken by another agent"),
+    ],
+)
+def test_an_agent_that_should_not_be_started_again_says_why_in_one_line(
+    error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """By the code the supervisor knows that another start would not help, or would take the cell back."""
     run = SimpleNamespace(cells=[CellConfig(name="c0")])
 
     async def serve(*_: object) -> None:
-        raise ExceptionGroup("tasks", [CannotStart("the engine cannot start: no such model")])
+        raise ExceptionGroup("tasks", [error])
 
     monkeypatch.setattr(sys, "argv", ["cell_agent", "--cell", "c0"])
     monkeypatch.setattr(cell_agent, "settings_or_exit", lambda: SimpleNamespace(run=run))
     monkeypatch.setattr(cell_agent, "serve", serve)
     with pytest.raises(SystemExit) as ended:
         cell_agent.main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "gyre: cell c0: the engine cannot start: no such model\n"
-
-
-def test_a_replaced_agent_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Exit code 3, by which the supervisor knows that another start would take the cell back."""
-    run = SimpleNamespace(cells=[CellConfig(name="c0")])
-
-    async def serve(*_: object) -> None:
-        raise ExceptionGroup("tasks", [FencedError("cell 'c0' was taken by another agent")])
-
-    monkeypatch.setattr(sys, "argv", ["cell_agent", "--cell", "c0"])
-    monkeypatch.setattr(cell_agent, "settings_or_exit", lambda: SimpleNamespace(run=run))
-    monkeypatch.setattr(cell_agent, "serve", serve)
-    with pytest.raises(SystemExit) as ended:
-        cell_agent.main()
-    assert ended.value.code == 3
-    assert capsys.readouterr().err == "gyre: cell 'c0' was taken by another agent\n"
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"gyre: {said}\n"

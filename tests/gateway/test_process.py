@@ -19,23 +19,15 @@ from gyre.serving.launch import EngineProcess
 from tests.gateway.conftest import BASH, World
 from tests.gateway.test_conversation_live import START, results
 from tests.gateway.test_unbroken_live import until_running
-from workers.settings import WorkerSettings
+from tests.settings import worker_settings
 
 
 class Process:
     """`python -m workers.gateway`."""
 
     def __init__(self, world: World, folder: Path) -> None:
-        config = folder / "run.json"
-        config.write_text(world.run.model_dump_json())
         self.url = f"http://127.0.0.1:{free_port()}"
-        settings = WorkerSettings(
-            database_url=world.database,
-            temporal_address="127.0.0.1:1",
-            gateway_url=self.url,
-            data=folder,
-            run_config=config,
-        )
+        settings = worker_settings(world.run, world.database, folder, gateway=self.url)
         self._env = {**os.environ, **settings.to_env()}
         self.process: subprocess.Popen[bytes] | None = None
 

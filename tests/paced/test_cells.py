@@ -28,8 +28,8 @@ from gyre.store.models import MicroBatch, RoleChange
 from gyre.store.models import Step as StepRow
 from gyre.training.protocol import TrainerStatus
 from tests.paced.test_engine import COST
+from tests.settings import worker_settings
 from tests.store.world import record_answer
-from workers.settings import WorkerSettings
 from workflows import messages as m
 
 RUN = RunConfig.model_validate(
@@ -63,12 +63,7 @@ class Cells:
 
 @pytest.fixture
 async def cells(engine: Engine, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cells]:
-    config = tmp_path / "run.json"
-    config.write_text(RUN.model_dump_json())
-    settings = WorkerSettings(
-        database_url=database, temporal_address="127.0.0.1:9", gateway_url="http://127.0.0.1:9", data=tmp_path,
-        run_config=config,
-    )  # fmt: skip
+    settings = worker_settings(RUN, database, tmp_path)
     write_costs(tmp_path, COST)
     monkeypatch.setenv("GYRE_DATA", str(tmp_path))
     programs = Programs(PacedProcess, "benchmarks.elastic.trainer")

@@ -17,24 +17,16 @@ from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.training.client import TrainerClient
 from gyre.training.protocol import TrainerError, TrainerUnavailable
+from tests.settings import worker_settings
 from tests.training.test_replica import assert_close
 from tests.training.world import World, run_config
-from workers.settings import WorkerSettings
 
 
 class Processes:
     """Starts trainers of the run's cells and ends them all."""
 
     def __init__(self, world: World, database: str, data: Path) -> None:
-        run_file = data / "config.json"
-        run_file.write_text(world.config.model_dump_json())
-        self.settings = WorkerSettings(
-            database_url=database,
-            temporal_address="127.0.0.1:1",
-            gateway_url="http://127.0.0.1:1",
-            data=data,
-            run_config=run_file,
-        )
+        self.settings = worker_settings(world.config, database, data)
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *module: str, cell: str = "alpha") -> TrainerClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from temporalio.client import Client
@@ -22,3 +23,17 @@ def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServe
 @pytest.fixture
 async def client(temporal: TemporalServer) -> AsyncIterator[Client]:
     yield await Client.connect(temporal.address, namespace=NAMESPACE)
+
+
+@pytest.fixture
+def impatient_server(tmp_path: Path) -> Iterator[TemporalServer]:
+    """A server that asks every workflow to continue as new after a few events."""
+    server = TemporalServer(tmp_path / "server.log", settings=("limit.historyCount.suggestContinueAsNew=40",))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def impatient(impatient_server: TemporalServer) -> AsyncIterator[Client]:
+    yield await Client.connect(impatient_server.address, namespace=NAMESPACE)

@@ -7,13 +7,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
 from tests.workflows.script import Script, plan
-from tests.workflows.server import NAMESPACE, TemporalServer
 from workflows import messages as m
 from workflows.names import CONTROL_QUEUE, cell_workflow, scheduler_workflow
 from workflows.scheduler import ElasticScheduler
@@ -49,10 +47,10 @@ class Night:
     async def looked(self) -> m.SchedulerView:
         """The view after a look at what is now in `facts`."""
         before = self.script.looks
-        await until(lambda: self._looks_after(before))
+        await until(lambda: self.looks_after(before))
         return await self.view()
 
-    async def _looks_after(self, before: int) -> bool:
+    async def looks_after(self, before: int) -> bool:
         return self.script.looks > before and await self._settled()
 
     async def _settled(self) -> bool:
@@ -250,26 +248,20 @@ async def test_a_cell_that_dies_while_it_changes_costs_time_only(client: Client)
     assert [sum(done.values()) for done in script.trained.values()] == [2, 2]
 
 
-def test_continuing_as_new_keeps_all_that_was_decided(tmp_path: Path) -> None:
-    server = TemporalServer(tmp_path / "server.log", settings=("limit.historyCount.suggestContinueAsNew=40",))
-    server.start()
-    try:
-        asyncio.run(_continued(server))
-    finally:
-        server.stop()
-
-
-async def _continued(server: TemporalServer) -> None:
-    client = await Client.connect(server.address, namespace=NAMESPACE)
+async def test_continuing_as_new_keeps_all_that_was_decided(impatient: Client) -> None:
     facts = replace(CHEAP, oldest_age_s=8.0, context_tokens=77, cells=cells(("c0", 0, 0, 800), ("c1", 1, 77, 800)))
-    async with night(client, plan(min_backlog_tokens=100), facts) as n:
+    async with night(impatient, plan(min_backlog_tokens=100), facts) as n:
         n.backlog(5)
         await n.observe(replace(STEP, queued=2, window=0))
         decided = await n.roles("train", "rollout")
 
         async def continued() -> bool:
-            await n.observe(replace(STEP, queued=2, window=0, ready_tokens=500 + n.script.looks))
-            return len([e async for e in client.list_workflows(f"WorkflowId = '{n.handle.id}'")]) > 2
+            # One signal a look, and a breath: a workflow continues as new only when none came while it decided.
+            looks = n.script.looks
+            await n.observe(replace(STEP, queued=2, window=0, ready_tokens=500 + looks))
+            await until(lambda: n.looks_after(looks))
+            await asyncio.sleep(0.2)
+            return len([e async for e in impatient.list_workflows(f"WorkflowId = '{n.handle.id}'")]) > 2
 
         await until(continued)
         assert await n.view() == decided

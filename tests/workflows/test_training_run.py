@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from temporalio import activity
@@ -13,7 +12,6 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, Work
 from temporalio.exceptions import ApplicationError
 
 from tests.workflows.script import Script, plan
-from tests.workflows.server import NAMESPACE, TemporalServer
 from workflows import messages as m
 from workflows.names import CONTROL_QUEUE, cell_workflow, scheduler_workflow, step_workflow
 from workflows.run import TrainingRun
@@ -239,21 +237,11 @@ async def test_the_ui_explains_itself(client: Client) -> None:
     assert attributes["GyreRun"] == run_id and attributes["GyreStep"] == 0 and attributes["GyreTask"] == "task-0"
 
 
-def test_everything_continues_as_new_in_the_midst_of_work(tmp_path: Path) -> None:
-    """A server that asks for it after a few events: open steps, roles and versions are carried over."""
-    server = TemporalServer(tmp_path / "server.log", settings=("limit.historyCount.suggestContinueAsNew=40",))
-    server.start()
-    try:
-        asyncio.run(_continued(server))
-    finally:
-        server.stop()
-
-
-async def _continued(server: TemporalServer) -> None:
-    client = await Client.connect(server.address, namespace=NAMESPACE)
+async def test_everything_continues_as_new_in_the_midst_of_work(impatient: Client) -> None:
+    """Open steps, roles and versions are carried over."""
     script = Script(plan(steps=6, max_staleness=1, groups_per_step=2, policy="colocate"))
-    async with script.workers(client):
-        result = await script.run(client)
+    async with script.workers(impatient):
+        result = await script.run(impatient)
     assert (result.state, result.version) == ("done", 6)
     assert script.happened("finish") == [str(i) for i in range(6)]
     assert len(script.settled) == 24 and set(script.settled.values()) == {""}
@@ -262,5 +250,5 @@ async def _continued(server: TemporalServer) -> None:
         scheduler_workflow(script.plan.run_id),
         cell_workflow(script.plan.run_id, "c0"),
     ):
-        first = [e async for e in client.list_workflows(f"WorkflowId = '{workflow_id}'")]
+        first = [e async for e in impatient.list_workflows(f"WorkflowId = '{workflow_id}'")]
         assert len(first) > 1, f"{workflow_id} never continued as new"
