@@ -28,6 +28,7 @@ from gyre.serving.process import child_setup, die_with_parent
 from gyre.store.queries import FencedError
 from gyre.training.hf_config import UnsupportedModelError, check_layout, read_shape
 from gyre.training.protocol import KEEPER, RENDEZVOUS
+from gyre.training.pulse import beat, end_of, start_rank
 from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
 
@@ -75,28 +76,28 @@ def main(make_trainer: MakeTrainer | None = None) -> None:
 
 
 def _start_followers(socket: Path, ranks: int, incarnation: str) -> None:
-    """Become rank 0 and start the others. When one of them ends so does this process, and they end with it."""
+    """Become rank 0 and start the others. When one of them ends, or is stopped, this process ends, and they with it."""
     socket.parent.mkdir(parents=True, exist_ok=True)
     for file in socket.parent.glob(f".{socket.stem}-*.rendezvous"):  # of trainers that were killed
         file.unlink(missing_ok=True)
     meeting = socket.with_name(f".{socket.stem}-{incarnation}.rendezvous")
     os.environ |= {RENDEZVOUS: str(meeting), "WORLD_SIZE": str(ranks), "RANK": "0", "LOCAL_RANK": "0"}
     for rank in range(1, ranks):
-        process = subprocess.Popen(
+        process, heard = start_rank(
             [sys.executable, "-m", "workers.trainer", *sys.argv[1:]],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            preexec_fn=child_setup(),
+            {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            child_setup(),
         )
-        threading.Thread(target=_end_with, args=(process, rank), daemon=True).start()
+        threading.Thread(target=_end_with, args=(process, heard, rank), daemon=True).start()
 
 
-def _end_with(process: subprocess.Popen[bytes], rank: int) -> None:
-    log.error("rank %d of the trainer ended with code %d; the trainer ends", rank, process.wait())
+def _end_with(process: subprocess.Popen[bytes], heard: int, rank: int) -> None:
+    log.error("rank %d of the trainer %s; the trainer ends", rank, end_of(process, heard))
     os._exit(1)
 
 
 def _follow(settings: WorkerSettings, cell: CellConfig) -> None:
+    beat()
     import torch
 
     from gyre.training.ranks import follow_leader
