@@ -77,7 +77,7 @@ def _data() -> torch.Tensor:
 def _folder(ready: Ready, name: str) -> Iterator[Callable[[], float]]:
     ready()
     folder, into = PageFolder(Path(name), 1 << 40), torch.zeros(PAGES, PAGE_BYTES, dtype=torch.uint8)
-    views = [memoryview(page.numpy()).cast("B") for page in into]  # type: ignore[arg-type]
+    views = [memoryview(page.numpy()).cast("B") for page in into]
 
     def read() -> None:
         assert all(folder.get("0", str(i), [view]) for i, view in enumerate(views))
@@ -89,7 +89,7 @@ def _folder(ready: Ready, name: str) -> Iterator[Callable[[], float]]:
 def _write_folder(pipe: Connection, name: str) -> None:
     folder = PageFolder(Path(name), 1 << 40)
     for i, page in enumerate(_data()):
-        assert folder.put("0", str(i), [memoryview(page.numpy()).cast("B")])  # type: ignore[arg-type]
+        assert folder.put("0", str(i), [memoryview(page.numpy()).cast("B")])
     pipe.send(None)
     pipe.recv()
 

@@ -268,5 +268,18 @@ def _fingerprint(policy_path: Path, serving: ServingConfig, cell: CellConfig, sp
     Two runs of one name have different weights under one version, and different folders of data.
     """
     config = json.loads((policy_path / "config.json").read_text(encoding="utf-8"))
-    facts = [config, serving.dtype, len(cell.devices), "page_first", PAGE_TOKENS, str(spare.absolute())]
+    data = [str(spare.absolute()), _identity(spare)]
+    facts = [config, serving.dtype, len(cell.devices), PAGE_TOKENS, *data]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _identity(folder: Path) -> str:
+    """The same for all that ask while `folder` stands: one that was removed and made anew is of another run, though a
+    server of the first may live on for a moment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mine, found = folder / f".{uuid.uuid4().hex}", folder / "id"
+    mine.write_text(uuid.uuid4().hex, encoding="utf-8")
+    with contextlib.suppress(FileExistsError):
+        found.hardlink_to(mine)  # whole or not at all, and the first stays
+    mine.unlink()
+    return found.read_text(encoding="utf-8")

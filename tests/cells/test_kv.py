@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -130,6 +131,19 @@ def test_what_another_layout_or_another_run_of_the_name_wrote_is_elsewhere(polic
         assert plan is not None
         folders.add(plan.folder)
     assert len(folders) == 3
+
+
+def test_a_run_whose_data_were_removed_and_made_anew_is_another(policy: Path) -> None:
+    """Its versions begin again, and a server of the first may still write."""
+    folders = []
+    for _ in range(2):
+        kv = CellKv(run_of(policy, kv_tokens=1024), CellConfig(name="c0"), policy / "data")
+        plan = kv.decide(policy)
+        assert plan is not None
+        folders.append(plan.folder)
+        kv.close()
+        shutil.rmtree(policy / "data")
+    assert folders[0] != folders[1]
 
 
 def test_off(policy: Path) -> None:
