@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -37,7 +38,11 @@ def main(programs: Programs = PROGRAMS) -> None:
     """Serve until SIGTERM or SIGINT. `programs`: what the agent runs as its engine and its trainer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", required=True, help="name of the cell in the run file")
-    cell = parser.parse_args().cell
+    parser.add_argument(
+        "--stay", action="store_true", help="where another agent takes the cell: sleep until a signal, do not end"
+    )
+    arguments = parser.parse_args()
+    cell = arguments.cell
     settings = settings_or_exit()
     names = [c.name for c in settings.run.cells]
     if cell not in names:
@@ -47,17 +52,19 @@ def main(programs: Programs = PROGRAMS) -> None:
     try:
         asyncio.run(serve(settings, cell, programs))
     except FencedError as error:
-        _replaced(error)
+        _replaced(error, arguments.stay)
     except ExceptionGroup as group:
         if (fenced := group.subgroup(FencedError)) is not None:
-            _replaced(fenced.exceptions[0])
+            _replaced(fenced.exceptions[0], arguments.stay)
         if (vain := group.subgroup(CannotStart)) is None:
             raise
         fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
 
 
-def _replaced(error: BaseException) -> NoReturn:
-    print(f"gyre: {error}", file=sys.stderr)
+def _replaced(error: BaseException, stay: bool) -> NoReturn:
+    print(f"gyre: {error}", file=sys.stderr, flush=True)
+    if stay:  # what starts again whatever ends would have the two agents take the cell from each other for ever
+        os.execvp("sleep", ["sleep", "infinity"])
     raise SystemExit(REPLACED) from None
 
 

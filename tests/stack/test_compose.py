@@ -63,3 +63,11 @@ def test_temporal_runs_with_the_same_settings(services: dict[str, Any]) -> None:
     command = services["temporal"]["command"]
     assert [c.partition("=")[2] for c in command if c.startswith("--dynamic-config-value=")] == list(TEMPORAL_SETTINGS)
     assert f"--db-filename=/data/temporal-{TEMPORAL_CLI}.db" in command
+
+
+def test_an_agent_that_was_replaced_is_not_started_again(services: dict[str, Any]) -> None:
+    """It would take the cell back from its successor. Compose starts what ends, whatever its exit code."""
+    agents = [service for service in services.values() if "workers.cell_agent" in service.get("command", [])]
+    assert len(agents) == 2
+    for agent in agents:
+        assert agent["restart"] in ("unless-stopped", "always") and "--stay" in agent["command"]
