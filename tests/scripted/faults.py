@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,23 +33,25 @@ HANG_S = (3.0, 4.0)
 
 
 class GatewayProcess:
-    """`python -m workers.gateway` on a port that stays its own."""
+    """`python -m workers.gateway` on a port that stays its own; number `index` of `urls`, where there are several."""
 
-    def __init__(self, world: World, folder: Path) -> None:
+    def __init__(self, world: World, folder: Path, urls: Sequence[str] = (), index: int = 0) -> None:
         folder.mkdir(parents=True)
         config = folder / "run.json"
         config.write_text(world.run.model_dump_json())
-        self.url = f"http://127.0.0.1:{free_port()}"
+        urls = urls or [f"http://127.0.0.1:{free_port()}"]
+        self.url = urls[index]
         settings = WorkerSettings(
-            database_url=world.database, temporal_address="127.0.0.1:1", gateway_url=self.url, data=folder,
+            database_url=world.database, temporal_address="127.0.0.1:1", gateway_url=",".join(urls), data=folder,
             run_config=config,
         )  # fmt: skip
+        self._argv = [sys.executable, "-m", "workers.gateway", "--index", str(index)]
         self._env = {**os.environ, **settings.to_env()}
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
         """Start it, and wait until it answers."""
-        self._process = subprocess.Popen([sys.executable, "-m", "workers.gateway"], env=self._env)  # noqa: ASYNC220
+        self._process = subprocess.Popen(self._argv, env=self._env)  # noqa: ASYNC220
         async with asyncio.timeout(120), httpx.AsyncClient() as http:
             while True:
                 assert self._process.poll() is None, "the gateway ended"
