@@ -60,6 +60,12 @@ class GatewayProcess:
                     return
                 await asyncio.sleep(0.1)
 
+    async def end(self) -> None:
+        """Ask it to end, as a rolling restart does, and wait."""
+        assert self._process is not None
+        self._process.terminate()
+        await asyncio.to_thread(self._process.wait, 60)
+
     async def stop(self) -> None:
         """kill -9."""
         if self._process is not None:
