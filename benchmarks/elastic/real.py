@@ -59,6 +59,8 @@ def real_run(way: Way, data: Path, steps: int, seed: int = 0) -> RunConfig:
             "policy": quickstart.policy.model_copy(update={"context": CONTEXT}),
             "tasks": quickstart.tasks.model_copy(update={"heldout": None}),
             "harness": quickstart.harness.model_copy(update={"config": data / "mini.yaml"}),
+            # A rollout's time goes with its place, not with its task: what a task took before would only be noise.
+            "rollouts": quickstart.rollouts.model_copy(update={"order": "shuffled"}),
         }
     )
     return way.of(run)
