@@ -17,7 +17,7 @@ MADE = tokenizer()
 class StandIn:
     """`/generate` and `/abort_request` of SGLang. Every answer is `text`, `delay` seconds before its first token and
     `step` before each; a prompt that holds its beginning already gets the rest. After `silent_after` tokens of a
-    request nothing more comes.
+    request nothing more comes; after `hold_after`, nothing until it is aborted.
     """
 
     def __init__(self) -> None:
@@ -25,6 +25,7 @@ class StandIn:
         self.delay = 0.0
         self.step = 0.0
         self.silent_after: int | None = None
+        self.hold_after: int | None = None
         self.version = 3
         self.prompts: list[list[int]] = []
         self.aborted: list[str] = []
@@ -62,8 +63,12 @@ class StandIn:
                 if self.silent_after is not None and given >= self.silent_after:
                     await stop.wait()
                     return answer
+                if given == self.hold_after:
+                    await stop.wait()
+                    break
                 await self._wait(stop, self.step)
-                take = 1 if self.step or self.silent_after is not None else len(ids)
+                bounds = (self.silent_after, self.hold_after)
+                take = 1 if self.step or bounds != (None, None) else len(ids)
                 given = min(len(ids), given + take)
                 await answer.write(self._event(ids[given - take : given], given, "stop" if given == len(ids) else None))
             if given < len(ids):
