@@ -19,7 +19,7 @@ RUN ?= examples/quickstart/run.toml
 help:
 	@echo "make train   set up, then train the quickstart policy (RUN=file.toml for another run)"
 	@echo "make test    set up, then lint, types and every test"
-	@echo "make faults  every fault of training: real trainers killed, stopped, cut off and replaced (some minutes)"
+	@echo "make faults  every fault of training: real trainers killed, stopped, cut off and replaced, and a run of several ranks (some minutes)"
 	@echo "make setup   environments .venv and .venvs/mini"
 	@echo "make harnesses   Claude Code, Qwen Code and Codex into .venvs/node (1.4 GB; needs npm)"
 	@echo "make bench-elastic   elastic, colocate and async on the same work (BENCH=options; all of it takes hours)"
@@ -79,7 +79,8 @@ test: setup lint
 	$(BIN)/python -m pytest
 
 faults: setup
-	GYRE_EVERY_FAULT=1 $(BIN)/python -m pytest tests/cells/test_kills.py tests/cells/test_fencing.py tests/cells/test_partition.py tests/cells/test_exactly_once.py
+	GYRE_EVERY_FAULT=1 $(BIN)/python -m pytest tests/cells/test_kills.py tests/cells/test_fencing.py tests/cells/test_partition.py \
+	  tests/cells/test_exactly_once.py tests/e2e/test_layouts.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -51,12 +52,11 @@ class LiveRun:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def kill_below(self, name: str, part: str) -> int:
-        """kill -9 the child of `name` whose command line has `part`; returns its pid."""
+    def child(self, name: str, part: str) -> psutil.Process:
+        """The child of `name` whose command line has `part`."""
         for child in psutil.Process(self.pid(name)).children():
             if any(part in word for word in child.cmdline()):
-                child.kill()
-                return child.pid
+                return child
         raise AssertionError(f"{name} has no child with {part!r} in its command line")
 
     def ask(self, sql: str, **values: object) -> list[tuple[object, ...]]:
@@ -79,8 +79,18 @@ class LiveRun:
         return int(str(self.ask("select count(*) from rollouts where state = 'settled'")[0][0]))
 
 
-def run_file(folder: Path, *, steps: int, more: str = "") -> Path:
-    """A run of two cells on the quickstart's policy and tasks: 2 groups of 4 rollouts a step, no evaluation."""
+def run_file(
+    folder: Path,
+    *,
+    steps: int,
+    layouts: tuple[str, str] = ("{}", "{}"),
+    budget: int = 2048,
+    scheduling: str = "elastic",
+) -> Path:
+    """A run of two cells on the quickstart's policy and tasks: 2 groups of 4 rollouts a step, no evaluation.
+
+    `layouts`: of central's trainer and the satellite's, in TOML. `budget`: tokens of a micro-batch.
+    """
     path = folder / "run.toml"
     path.write_text(f"""
 name = "e2e"
@@ -104,22 +114,25 @@ max_tokens = 64
 clip_low = 0.2
 clip_high = 0.28
 [trainer]
-micro_batch_tokens = 2048
+micro_batch_tokens = {budget}
 [trainer.optimizer]
 lr = 4e-4
 [serving]
 max_running = 8
 kv_tokens = 16384
 [scheduling]
+policy = "{scheduling}"
 min_backlog_tokens = 256
 [[cells]]
 name = "central"
 central = true
 cpus = [0]
+layout = {layouts[0]}
 [[cells]]
 name = "satellite"
 cpus = [{1 if (os.cpu_count() or 1) > 1 else 0}]
-{more}""")
+layout = {layouts[1]}
+""")
     return path
 
 
@@ -128,10 +141,10 @@ def start_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     """Start `gyre train`; at the end of the test everything is stopped, whatever happened."""
     runs: list[LiveRun] = []
 
-    def start(steps: int, data: Path | None = None, more: str = "") -> LiveRun:
+    def start(steps: int, data: Path | None = None, **more: Any) -> LiveRun:
         folder = data or tmp_path_factory.mktemp("e2e")
         log = folder / f"train-{len(runs)}.log"
-        argv = [sys.executable, "-m", "gyre.cli.main", "train", str(run_file(folder, steps=steps, more=more))]
+        argv = [sys.executable, "-m", "gyre.cli.main", "train", str(run_file(folder, steps=steps, **more))]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [*argv, "--data", str(folder / "data"), "--keep"],

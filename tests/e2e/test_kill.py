@@ -39,10 +39,10 @@ def test_a_run_survives_kills_and_counts_everything_once(start_run: Callable[...
     run.wait_for("the fourth step's rollouts", lambda: run.settled() >= 3 * PER_STEP and harnesses(run) > 0)
     run.kill("cell-satellite")  # its engine and its trainer end with it
     run.wait_for("a micro-batch of the fourth step or later", lambda: trained_after(run, 3))
-    run.kill_below("cell-central", "workers.trainer")
+    run.child("cell-central", "workers.trainer").kill()
 
     assert run.process.wait(timeout=900) == 0, run.log.read_text()
-    everything_is_accounted_for(run)
+    everything_is_accounted_for(run, STEPS)
     restarted = {p.name for p in run.state().processes if p.restarts}
     assert restarted >= {"rollout-host", "control", "temporal", "gateway", "cell-satellite"}
     # The restarted agent took its cell anew; the others had theirs all the time.
@@ -60,12 +60,12 @@ def trained_after(run: LiveRun, step: int) -> bool:
     return bool(run.ask(sql, step=step))
 
 
-def everything_is_accounted_for(run: LiveRun) -> None:
+def everything_is_accounted_for(run: LiveRun, steps: int) -> None:
     assert run.ask("select state from runs") == [("done",)]
-    assert run.ask("select index, state from steps order by index") == [(i, "done") for i in range(STEPS)]
+    assert run.ask("select index, state from steps order by index") == [(i, "done") for i in range(steps)]
     # Each rollout is settled once, with a reward or a reason; nothing is trained without a reward.
     assert run.ask("select count(*), count(distinct id) from rollouts where state = 'settled'") == [
-        (STEPS * PER_STEP, STEPS * PER_STEP)
+        (steps * PER_STEP, steps * PER_STEP)
     ]
     assert run.ask("select count(*) from rollouts where (reward is null) <> (exclude_reason is not null)") == [(0,)]
     assert run.ask("select count(*) from samples s join rollouts r on r.id = s.rollout_id where r.reward is null") == [
@@ -86,7 +86,7 @@ def everything_is_accounted_for(run: LiveRun) -> None:
         "select sum(n_targets) from samples"
     )
     # Versions rise by one a step; sampler and trainer agree on the trained tokens.
-    assert run.ask("select version from weight_versions order by version") == [(v,) for v in range(STEPS + 1)]
+    assert run.ask("select version from weight_versions order by version") == [(v,) for v in range(steps + 1)]
     assert all(diff is None or float(str(diff)) < 1e-3 for (diff,) in run.ask("select logprob_diff from step_summary"))
 
 
