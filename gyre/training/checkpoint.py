@@ -31,7 +31,7 @@ _VERSION = re.compile(r"v(\d+)(\.\d+)?")
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the message is one line and names the folder."""
+    """A checkpoint that cannot be used, or written; the message is one line and names the folder."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def save_checkpoint(
 
     Files of the folder `policy` other than weights are copied along. No folder is ever replaced: where `v<k>` is there,
     of a process that died before it could commit it, or of one that took this one's place, it becomes `v<k>.2`, and so
-    on; the version's row says which of them counts. `weights` are float32 by Hugging Face's names.
+    on; the version's row says which of them counts. `weights` are float32 by Hugging Face's names. Raises
+    CheckpointError, and nothing is left, where it cannot be written.
     """
     root.mkdir(parents=True, exist_ok=True)
     name = version_folder(root, meta.version).name
@@ -74,9 +75,14 @@ def save_checkpoint(
             _sync(file)
         _sync(draft)
         final = _place(draft, root, name)
-    except BaseException:
+    except Exception as error:  # of a disk that is full, each writer tells in its own way, and torch not at all
+        free = shutil.disk_usage(root).free
+        raise CheckpointError(
+            f"{root}: the checkpoint of version {meta.version} cannot be written, where {free / 1e6:.0f} MB are free: "
+            f"make room, or keep fewer (checkpoint.keep); it is tried again ({type(error).__name__}: {error})"
+        ) from error
+    finally:
         shutil.rmtree(draft, ignore_errors=True)
-        raise
     _sync(root)
     return final
 

@@ -272,6 +272,7 @@ class Replica:
             )
         self.begin(step_id)
         try:
+            # Not kept: two buffers of a gradient's size a satellite would be dearer than the time that they would save.
             puller = open_puller(Ticket.from_json(ticket["transfer"]))
             try:
                 found, tensors = puller.pull()

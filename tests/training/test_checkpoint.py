@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 import torch
@@ -47,6 +48,27 @@ def test_a_save_that_dies_leaves_nothing_under_a_good_name(stepped, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         stepped.save(tmp_path, "run-s0", None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer"])
+def test_where_there_is_no_room_the_folder_is_named_and_the_next_try_succeeds(stepped, tmp_path, part):
+    """torch says of a full disk `unexpected pos 2474816 vs 2474704`."""
+    folder = stepped.save(tmp_path / "roomy", "run-s0", 1)
+    most = (folder / "model.safetensors").stat().st_size // 2
+    if part == "optimizer":
+        most = (folder / "optimizer.pt").stat().st_size - 1000
+        assert most > (folder / "model.safetensors").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))  # no file may be longer
+    try:
+        with pytest.raises(CheckpointError) as full:
+            stepped.save(tmp_path / "full", "run-s0", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(full.value).startswith(f"{tmp_path / 'full'}: the checkpoint of version 1 cannot be written, where ")
+    assert list((tmp_path / "full").iterdir()) == []
+    again = stepped.save(tmp_path / "full", "run-s0", 1)
+    assert (again / "optimizer.pt").stat().st_size == (folder / "optimizer.pt").stat().st_size
 
 
 def test_a_killed_writers_drafts_are_cleaned(stepped, tmp_path):
