@@ -159,23 +159,24 @@ class FolderUse:
 
     def __init__(self, folder: Path) -> None:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._path = folder, folder.with_name(folder.name + ".lock")
         _remove_unheld(folder.parent)
-        self._lock = os.open(folder.with_name(folder.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        if self._alone():
-            shutil.rmtree(folder, ignore_errors=True)  # of processes that were killed
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        while True:
+            self._lock = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            if _taken(self._lock):
+                shutil.rmtree(folder, ignore_errors=True)  # of processes that were killed
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            if _is_at(self._lock, self._path):
+                return
+            os.close(self._lock)  # who held it left meanwhile, and took the file along
 
     def close(self) -> None:
         """Let go; idempotent."""
         if self._lock >= 0:
-            if self._alone():
-                shutil.rmtree(self._folder, ignore_errors=True)
+            if _taken(self._lock):
+                _remove(self._folder, self._path)
             os.close(self._lock)
             self._lock = -1
-
-    def _alone(self) -> bool:
-        return _taken(self._lock)
 
 
 def _taken(lock: int) -> bool:
@@ -187,12 +188,27 @@ def _taken(lock: int) -> bool:
     return True
 
 
+def _is_at(lock: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove(folder: Path, path: Path) -> None:
+    """The lock at `path` is this process's alone, and so is the right to remove it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    path.unlink(missing_ok=True)
+
+
 def _remove_unheld(root: Path) -> None:
-    """The lock files stay, empty: who waits for one must not wait for a file that is gone."""
     for path in root.glob("*.lock"):
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            if _taken(lock):
-                shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # who held it has left
+            continue
+        try:
+            if _taken(lock) and _is_at(lock, path):
+                _remove(path.with_suffix(""), path)
         finally:
             os.close(lock)
