@@ -148,8 +148,11 @@ class Gateway:
         self.url = database_url
         self.metrics = Metrics()
         # No overflow: opening a connection costs more than waiting for one. No ping before use: what fails because
-        # Postgres was restarted is tried again anyway.
-        self.engine = create_async_engine(driver_url(database_url), pool_size=4, max_overflow=0)
+        # Postgres was restarted is tried again anyway. No transactions, which are two round trips each: what goes this
+        # way is one statement, or several that are each whole by themselves.
+        self.engine = create_async_engine(
+            driver_url(database_url), pool_size=4, max_overflow=0, isolation_level="AUTOCOMMIT"
+        )
         self.router = Router(len(shard.urls))
         self.recorder = Recorder(self.engine, self.metrics, write_patience_s)
         self.calls = Calls(

@@ -157,9 +157,11 @@ async def load_tree(
     complete = select(*columns).where(Call.rollout_id == rollout_id, Call.status == "complete").order_by(Call.seq)
     spans = select(Node.id, Node.parent_id, Node.start, Node.token_ids, Node.kind).where(Node.rollout_id == rollout_id)
     async with engine.begin() as connection:
+        top = await connection.scalar(select(func.max(Call.seq)).where(Call.rollout_id == rollout_id))
+        if top is None:  # its first call: every rollout has one, and nothing is there yet
+            return [], [], -1, {}
         await connection.execute(dead)
         calls = (await connection.execute(complete)).all()
         nodes = (await connection.execute(spans.order_by(Node.start, Node.id))).all()
-        top = await connection.scalar(select(func.max(Call.seq)).where(Call.rollout_id == rollout_id))
         alive = (await connection.execute(select(Call.id, Call.kind).where(Call.id.in_(running)))).all()
-    return calls, nodes, -1 if top is None else int(top), {row.id: row.kind for row in alive}
+    return calls, nodes, int(top), {row.id: row.kind for row in alive}
