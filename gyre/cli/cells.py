@@ -12,7 +12,8 @@ from rich.console import Console
 
 from gyre.cli.data import DataOption, data_folder
 from gyre.cli.errors import CliError
-from gyre.config import CellConfig, ConfigError, RunConfig, load_run_config
+from gyre.cli.runfile import read_run_file
+from gyre.config import CellConfig, RunConfig
 from gyre.serving.launch import EngineStartError, sglang_command
 from gyre.training.launch import trainer_command
 
@@ -27,10 +28,7 @@ def cells(
     data: DataOption = None,
 ) -> None:
     """Print how every cell's server and trainer are started: on its own machine by its agent, on others by you."""
-    try:
-        run = load_run_config(run_file)
-    except ConfigError as error:
-        raise CliError(str(error), code=2) from error
+    run = read_run_file(run_file)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     try:
         for line in lines(run, data_folder(data, run_file) / "sockets", port):

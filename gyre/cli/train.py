@@ -18,11 +18,12 @@ from gyre.cli.data import DataOption, data_folder
 from gyre.cli.errors import CliError
 from gyre.cli.launch import start_supervisor, stop_supervisor, wait_ready, write_run_config
 from gyre.cli.live import PlainView, draw
+from gyre.cli.runfile import read_run_file
 from gyre.cli.snapshot import RunSnapshot, take_snapshot
 from gyre.cli.stackfile import StackState
 from gyre.cli.submission import Submission
 from gyre.cli.summary import print_summary
-from gyre.config import ConfigError, RunConfig, load_run_config
+from gyre.config import RunConfig
 from gyre.store.db import make_engine
 
 
@@ -34,10 +35,7 @@ def train(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running at the end.")] = False,
 ) -> None:
     """Train: start the stack if it is not up, start the run or join it, show it, and report at the end."""
-    try:
-        run = load_run_config(run_file, seed=seed, steps=steps)
-    except ConfigError as error:
-        raise CliError(str(error), code=2) from error
+    run = read_run_file(run_file, seed=seed, steps=steps)
     folder = data_folder(data, run_file)
     console = Console(highlight=False)
     signal.signal(signal.SIGTERM, _interrupt)  # ended from outside: the same orderly way as Ctrl-C

@@ -11,8 +11,8 @@ from rich.console import Console
 from gyre.cli.data import DataOption, data_folder
 from gyre.cli.errors import CliError
 from gyre.cli.launch import start_supervisor, stop_supervisor, wait_ready, write_run_config
+from gyre.cli.runfile import read_run_file
 from gyre.cli.stackfile import StackState
-from gyre.config import ConfigError, load_run_config
 
 
 def up(
@@ -28,10 +28,7 @@ def up(
         raise CliError(f"a stack already runs on {folder} (pid {before.pid}); `gyre down --data {folder}` stops it")
     config = None
     if run is not None:
-        try:
-            config = write_run_config(folder, load_run_config(run, seed=seed))
-        except ConfigError as error:
-            raise CliError(str(error), code=2) from error
+        config = write_run_config(folder, read_run_file(run, seed=seed))
     supervisor = start_supervisor(folder, config, tied=False)
     try:
         state = wait_ready(folder, supervisor, console)

@@ -375,6 +375,8 @@ class CellConfig(Section):
             raise ValueError(f"nodes: the layout's {self.layout.ranks} ranks do not divide over {machines} machines")
         if self.devices and len(self.devices) * machines < self.layout.ranks:
             raise ValueError(f"devices: the layout's {self.layout.ranks} ranks need as many, got {self.devices}")
+        if self.serving.pipeline_parallel > 1 and not self.devices:
+            raise ValueError("serving.pipeline_parallel: a cell without devices is served by one process")
         if self.devices and len(self.devices) * machines % self.serving.pipeline_parallel:
             raise ValueError(
                 f"serving.pipeline_parallel: {self.serving.pipeline_parallel} stages do not divide the cell's "

@@ -6,8 +6,11 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Gyre
 
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 RUN = """
 name = "wide"
 steps = 1
@@ -27,9 +30,14 @@ cpus = [3]
 """
 
 
+def write_policy(folder: Path, key_value_heads: int) -> None:
+    config = json.loads((QUICKSTART / "policy" / "config.json").read_text())
+    (folder / "policy").mkdir()
+    (folder / "policy" / "config.json").write_text(json.dumps({**config, "num_key_value_heads": key_value_heads}))
+
+
 def test_every_process_of_every_machine(gyre: Gyre, tmp_path: Path) -> None:
-    (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    write_policy(tmp_path, key_value_heads=4)
     (tmp_path / "run.toml").write_text(RUN)
     code, out, err = gyre("cells", tmp_path / "run.toml", "--port", "4711", "--data", tmp_path)
     assert code == 0, err
@@ -51,3 +59,22 @@ def test_a_run_file_that_is_wrong_is_one_line(gyre: Gyre, tmp_path: Path) -> Non
     (tmp_path / "run.toml").write_text(RUN.replace("[0, 1]", "[0]"))
     code, _, err = gyre("cells", tmp_path / "run.toml")
     assert code == 2 and err.count("\n") == 1 and "the layout's 4 ranks need as many" in err
+
+
+@pytest.mark.parametrize("command", ["cells", "train", "up"])
+def test_a_layout_that_does_not_fit_the_policy_is_refused_before_anything_starts(
+    gyre: Gyre, tmp_path: Path, command: str
+) -> None:
+    write_policy(tmp_path, key_value_heads=2)
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    code, out, err = gyre(command, file, "--data", tmp_path)
+    why = "layout.tensor_parallel = 4: must divide the policy's num_key_value_heads, 2"
+    assert (code, out, err) == (2, "", f"gyre: {file}: cell big: {why}\n")
+
+
+def test_a_server_on_cpu_has_no_stages(gyre: Gyre, tmp_path: Path) -> None:
+    write_policy(tmp_path, key_value_heads=4)
+    (tmp_path / "run.toml").write_text(RUN + "serving = { pipeline_parallel = 2 }\n")
+    code, _, err = gyre("cells", tmp_path / "run.toml")
+    assert code == 2 and err.endswith("serving.pipeline_parallel: a cell without devices is served by one process\n")
