@@ -45,7 +45,8 @@ async def release_predecessor(client: Client, engine: Engine, host: str) -> int:
 
 
 async def release_agents_before(client: Client, site: CellSite) -> int:
-    """Fail the started activities of the agents that had the cell before; how many there were.
+    """End the started activities of the agents that had the cell before; how many there were. Temporal then retries
+    them, except for what was cancelled.
 
     Call it once the cell is this agent's and before this process polls. An agent before that still lives can commit
     nothing any more, so nothing is lost. Where Temporal cannot say what they were, their time-outs end them.
@@ -58,7 +59,7 @@ async def release_agents_before(client: Client, site: CellSite) -> int:
     why = ApplicationError(f"the agent of cell {site.name} was replaced", type="AgentReplaced")
     try:
         for workflow in workflows:
-            released += await _release(client, workflow, CELL_ACTIVITIES, why)
+            released += await _release(client, workflow, CELL_ACTIVITIES, why, cancelled=True)
     except RPCError as error:
         log.warning("cell %s: activities of the agent before wait for their time-outs: %s", site.name, error)
     if released:
@@ -66,7 +67,11 @@ async def release_agents_before(client: Client, site: CellSite) -> int:
     return released
 
 
-async def _release(client: Client, workflow_id: str, kinds: Collection[str], why: ApplicationError) -> int:
+async def _release(
+    client: Client, workflow_id: str, kinds: Collection[str], why: ApplicationError, *, cancelled: bool = False
+) -> int:
+    """`cancelled`: also what the workflow has cancelled and waits for, which then has ended so."""
+    ended = [PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED] if cancelled else []
     try:
         description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
     except RPCError as error:
@@ -75,14 +80,15 @@ async def _release(client: Client, workflow_id: str, kinds: Collection[str], why
         raise
     run_id, released = description.workflow_execution_info.execution.run_id, 0
     for pending in description.pending_activities:
+        to_end = pending.state in ended
         started = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
-        if not started or pending.activity_type.name not in kinds:
+        if not (started or to_end) or pending.activity_type.name not in kinds:
             continue
         handle = client.get_async_activity_handle(
             workflow_id=workflow_id, run_id=run_id, activity_id=pending.activity_id
         )
         try:
-            await handle.fail(why)
+            await (handle.report_cancellation() if to_end else handle.fail(why))
             released += 1
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:  # it ended meanwhile

@@ -125,3 +125,44 @@ async def end(handle: WorkflowHandle, cell: str) -> None:  # type: ignore[type-a
     if cell == SATELLITE:
         await handle.signal(Cell.stop)
         await handle.result()
+
+
+async def test_a_training_that_was_called_back_ends_with_its_agent(pair: Pair, temporal: TemporalServer) -> None:
+    """The agent dies before it hears that its cell is to serve; its successor does not train first."""
+    run_id, gone = pair.run.run_id, pair.agents[SATELLITE]
+    direct = await Client.connect(temporal.address, namespace=NAMESPACE)
+    flow = Worker(direct, task_queue="flow", workflows=[Cell], workflow_runner=UnsandboxedWorkflowRunner())
+    async with flow, Link(temporal.address) as link:
+        by_link = await Client.connect(link.address, namespace=NAMESPACE)
+        async with polling(gone, by_link, pair):
+            start = m.CellInput(plan_of(pair.run), SATELLITE, "train", "train")
+            handle = await direct.start_workflow(
+                Cell.run, start, id=cell_workflow(run_id, SATELLITE), task_queue="flow"
+            )
+
+            async def trains() -> bool:
+                return await the_activity(handle) is not None
+
+            async def is_called_back() -> bool:
+                pending = (await handle.describe()).raw_description.pending_activities
+                return any(a.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED for a in pending)
+
+            async def serves() -> bool:
+                return (await handle.query(Cell.role)).role == "rollout"
+
+            await pair.until(trains, "the cell trains")
+            link.drop()
+            await handle.signal(Cell.set_role, m.SetRole("rollout", "a test"))
+            await pair.until(is_called_back, "the cell is called back")
+            await pair.replace(SATELLITE)
+            new = pair.agents[SATELLITE]
+            assert await release_agents_before(direct, new.site) == 1
+            async with polling(new, direct, pair):
+                await pair.until(serves, "the cell serves")
+                kinds = [e.activity_task_scheduled_event_attributes.activity_type.name
+                         async for e in handle.fetch_history_events()
+                         if e.HasField("activity_task_scheduled_event_attributes")]  # fmt: skip
+                assert kinds == ["cell_train", "cell_to_rollout"]
+                await end(handle, SATELLITE)
+            link.heal()
+    await gone.stop()
