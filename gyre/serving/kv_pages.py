@@ -163,7 +163,7 @@ class FolderUse:
         _remove_unheld(folder.parent)
         while True:
             self._lock = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            if _taken(self._lock):
+            if _taken(self._lock) and _is_at(self._lock, self._path):
                 shutil.rmtree(folder, ignore_errors=True)  # of processes that were killed
             fcntl.flock(self._lock, fcntl.LOCK_SH)
             if _is_at(self._lock, self._path):
