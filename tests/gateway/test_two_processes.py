@@ -108,7 +108,8 @@ async def test_together_they_give_a_cell_what_fits_it(
         calls.append(asyncio.create_task(_post(url, body)))
     for process in processes:
         await _until(process, "/health", lambda seen: seen["waiting"] == 1)
-    assert len(stand_in.running) == 2
+    await world.until(lambda: len(stand_in.running) == 2)
+    assert len(stand_in.prompts) == 2
     stand_in.step = 0.0
     for stop in list(stand_in.running.values()):
         stop.set()
