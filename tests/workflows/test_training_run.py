@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from tests.workflows.script import Script, plan
+from tests.workflows.script import LIMIT_S, Script, plan
 from workflows import messages as m
 from workflows.names import CONTROL_QUEUE, cell_workflow, scheduler_workflow, step_workflow
 from workflows.run import TrainingRun
@@ -23,7 +23,16 @@ async def start(client: Client, script: Script) -> WorkflowHandle[TrainingRun, m
     )
 
 
-async def until(condition: Callable[[], bool], within_s: float = 30) -> None:
+class Gate:
+    """Holds rollouts until it opens."""
+
+    is_open = False
+
+    def __call__(self, rollout: str) -> bool:
+        return not self.is_open
+
+
+async def until(condition: Callable[[], bool], within_s: float = LIMIT_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "did not come about in time"
@@ -51,12 +60,14 @@ async def test_a_run_of_two_steps(client: Client, policy: str) -> None:
 async def test_elastic_trains_a_finished_group_while_another_runs(client: Client) -> None:
     chosen = plan(steps=1, min_backlog_tokens=100)
     straggler = f"{chosen.run_id}/s0/01/01"
-    script = Script(chosen, harness=lambda rollout: 4.0 if rollout == straggler else 0.0)
+    gate = Gate()
+    script = Script(chosen, held=lambda rollout: rollout == straggler and gate(rollout))
     async with script.workers(client):
         await start(client, script)
         await until(lambda: sum(script.trained.get(0, {}).values()) > 0)
-        assert script.live == {straggler}  # it still runs, and the other cell serves it
+        assert straggler in script.live  # it still runs, and the other cell serves it
         assert script.roles == {"c0": "train", "c1": "rollout"}
+        gate.is_open = True
         await until(lambda: script.happened("end") == ["done"])
     assert script.under_served == []
 
@@ -107,7 +118,8 @@ async def test_whole_groups_are_launched_first_in_the_order_that_the_step_says(c
 
 
 async def test_pause_and_resume(client: Client) -> None:
-    script = Script(plan(steps=2, max_concurrent=2), harness=lambda rollout: 0.3)
+    gate = Gate()
+    script = Script(plan(steps=2, max_concurrent=2), held=gate)
     async with script.workers(client):
         handle = await start(client, script)
         await until(lambda: len(script.live) == 2)
@@ -115,6 +127,7 @@ async def test_pause_and_resume(client: Client) -> None:
         with pytest.raises(WorkflowUpdateFailedError, match="failed") as refused:
             await handle.execute_update(TrainingRun.pause)
         assert "paused already" in str(refused.value.cause)
+        gate.is_open = True
         await until(lambda: not script.live)
         launched = len(script.happened("prepare"))
         await asyncio.sleep(0.6)
@@ -132,9 +145,9 @@ async def test_stop_ends_live_rollouts(client: Client) -> None:
         handle = await start(client, script)
         await until(lambda: len(script.live) == 4)
         assert (await handle.execute_update(TrainingRun.stop, m.StopRun())).state == "stopping"
-        result = await asyncio.wait_for(handle.result(), 20)
+        result = await asyncio.wait_for(handle.result(), LIMIT_S)
         for workflow_id in (scheduler_workflow(script.plan.run_id), cell_workflow(script.plan.run_id, "c0")):
-            await asyncio.wait_for(client.get_workflow_handle(workflow_id).result(), 10)
+            await asyncio.wait_for(client.get_workflow_handle(workflow_id).result(), LIMIT_S)
     assert (result.state, result.steps_done) == ("stopped", 0)
     assert sorted(script.happened("killed")) == sorted(script.settled)
     assert list(script.settled.values()) == ["cancelled"] * 4
@@ -152,7 +165,7 @@ async def test_stop_during_an_evaluation(client: Client, how: str) -> None:
             await handle.execute_update(TrainingRun.stop, m.StopRun())
         else:
             await handle.cancel()
-        result = await asyncio.wait_for(handle.result(), 20)
+        result = await asyncio.wait_for(handle.result(), LIMIT_S)
         await until(lambda: len(script.settled) == 4)
     assert (result.state, result.steps_done) == ("stopped", 0)
     assert list(script.settled.values()) == ["cancelled"] * 4
@@ -165,17 +178,19 @@ async def test_cancelling_the_run_ends_its_steps(client: Client) -> None:
         handle = await start(client, script)
         await until(lambda: len(script.live) == 4)
         await handle.cancel()
-        assert (await asyncio.wait_for(handle.result(), 20)).state == "stopped"
+        assert (await asyncio.wait_for(handle.result(), LIMIT_S)).state == "stopped"
     assert list(script.settled.values()) == ["cancelled"] * 4
 
 
 async def test_stop_after_the_open_step(client: Client) -> None:
-    script = Script(plan(steps=5), harness=lambda rollout: 0.3)
+    gate = Gate()
+    script = Script(plan(steps=5), held=gate)
     async with script.workers(client):
         handle = await start(client, script)
         await until(lambda: len(script.live) == 4)
         await handle.execute_update(TrainingRun.stop, m.StopRun(wait=True))
-        result = await asyncio.wait_for(handle.result(), 30)
+        gate.is_open = True
+        result = await asyncio.wait_for(handle.result(), LIMIT_S)
     assert (result.state, result.steps_done, result.version) == ("stopped", 1, 1)
     assert set(script.settled.values()) == {""}
 
@@ -188,7 +203,7 @@ async def test_one_cancelled_rollout_does_not_stop_its_step(client: Client) -> N
         handle = await start(client, script)
         await until(lambda: hung in script.live and len(script.settled) == 3)
         await client.get_workflow_handle(hung).cancel()
-        assert (await asyncio.wait_for(handle.result(), 30)).state == "done"
+        assert (await asyncio.wait_for(handle.result(), LIMIT_S)).state == "done"
     assert script.settled[hung] == "cancelled" and len(script.settled) == 4
 
 
@@ -204,13 +219,14 @@ async def test_a_step_that_cannot_go_on_fails_the_run_with_its_reason(client: Cl
     async with script.workers(client):
         handle = await start(client, script)
         with pytest.raises(WorkflowFailureError) as failed:
-            await asyncio.wait_for(handle.result(), 30)
+            await asyncio.wait_for(handle.result(), LIMIT_S)
     assert "step 0" in str(failed.value.cause)
     assert script.happened("end") == ["failed"]
 
 
 async def test_the_ui_explains_itself(client: Client) -> None:
-    script = Script(plan(steps=1), harness=lambda rollout: 1.0)
+    gate = Gate()
+    script = Script(plan(steps=1), held=gate)
     async with script.workers(client):
         handle = await start(client, script)
         await until(lambda: len(script.live) == 4)
@@ -226,6 +242,7 @@ async def test_the_ui_explains_itself(client: Client) -> None:
             async for event in client.get_workflow_handle(f"{run_id}/s0/00/00").fetch_history_events()
             if event.HasField("activity_task_scheduled_event_attributes")
         ]
+        gate.is_open = True
         await handle.result()
         attributes = {key.name: value for key, value in rollout.typed_search_attributes}
     assert "0 of 1 done, open [0]" in details[""]
