@@ -106,6 +106,13 @@ def describe(
             if view.tail_s is None
             else f"the oldest rollout is expected to run {view.tail_s:.0f} s on"
         ),
+        "- pace: "
+        + (
+            f"a step ends every {view.pace.step_s:.0f} s;"
+            f" the longest rollout of the newest ran {view.pace.longest_s:.0f} s"
+            if view.pace
+            else "not two steps have ended"
+        ),
         f"- room: {slots} slots for {view.water_level} rollouts"
         + f"; contexts of {view.context_tokens} tokens"
         + (

@@ -9,7 +9,8 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from gyre.scheduling import ClusterView, Decision, Demand, make_policy, next_look_s, share_window
+from gyre.scheduling import ClusterView, Decision, Demand, StepEnd, make_policy, next_look_s, pace_of, share_window
+from gyre.scheduling.pace import KEPT
 from workflows import attributes as a
 from workflows import messages as m
 from workflows import verbs
@@ -33,6 +34,8 @@ class ElasticScheduler:
         self._reasons = dict(start.reasons)
         self._facts = start.facts
         self._switches = start.switches
+        self._ends = list(start.ends)
+        self._longest_s = start.longest_s
         self._level: int | None = None
         self._clock: asyncio.Task[None] | None = None
         self._due = 0.0
@@ -42,7 +45,9 @@ class ElasticScheduler:
     @workflow.signal
     def observe(self, observation: m.Observation) -> None:
         if observation.done:
-            self._sources.pop(observation.source, None)
+            if self._sources.pop(observation.source, None) is not None and observation.source.startswith("step-"):
+                self._ends = [*self._ends, StepEnd(workflow.time(), self._longest_s)][-KEPT:]
+                self._longest_s = 0.0
         else:
             self._sources[observation.source] = observation
         self._changed = True
@@ -75,7 +80,7 @@ class ElasticScheduler:
                 workflow.continue_as_new(
                     m.SchedulerInput(
                         self._plan, list(self._sources.values()), self._phases, self._told, self._reasons, self._facts,
-                        self._switches,
+                        self._switches, self._ends, self._longest_s,
                     )
                 )  # fmt: skip
 
@@ -86,6 +91,7 @@ class ElasticScheduler:
             # A cell that changed meanwhile is not as it was measured; it would count as one that is down.
             steady = [c for c in facts.cells if self._phases.get(c.name) == before.get(c.name)]
             self._facts = replace(facts, cells=steady)
+            self._longest_s = max(self._longest_s, facts.oldest_age_s or 0.0)
         view = self._view()
         await asyncio.gather(
             *(
@@ -132,7 +138,8 @@ class ElasticScheduler:
                 await _signal(f"{self._plan.run_id}/{source}", "window", share)
 
     def _view(self) -> ClusterView:
-        return cluster_view(self._plan, self._sources.values(), self._phases, self._told, self._facts)
+        view = cluster_view(self._plan, self._sources.values(), self._phases, self._told, self._facts)
+        return replace(view, pace=pace_of(self._ends))
 
     def _show(self, view: ClusterView) -> None:
         if view.water_level != self._level:

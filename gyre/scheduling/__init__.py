@@ -11,9 +11,10 @@ from gyre.scheduling.colocate import ColocatePolicy
 from gyre.scheduling.elastic import ElasticPolicy
 from gyre.scheduling.fixed import AsyncPolicy
 from gyre.scheduling.order import longest_first, step_tasks
+from gyre.scheduling.pace import StepEnd, pace_of
 from gyre.scheduling.review import next_look_s
 from gyre.scheduling.room import Roomy, with_room
-from gyre.scheduling.types import CellView, ClusterView, Decision, Phase, Policy, Rates, Role, expected_tail_s
+from gyre.scheduling.types import CellView, ClusterView, Decision, Pace, Phase, Policy, Rates, Role, expected_tail_s
 from gyre.scheduling.window import Demand, share_window
 
 __all__ = [
@@ -24,15 +25,18 @@ __all__ = [
     "Decision",
     "Demand",
     "ElasticPolicy",
+    "Pace",
     "Phase",
     "Policy",
     "Rates",
     "Role",
     "Roomy",
+    "StepEnd",
     "expected_tail_s",
     "longest_first",
     "make_policy",
     "next_look_s",
+    "pace_of",
     "share_window",
     "step_tasks",
     "with_room",

@@ -15,9 +15,9 @@ class ElasticPolicy:
 
     With S the cells that serve, c(S) the rollouts they can hold, w the water level and B the backlog:
 
-    - **Room.** A cell leaves S only if c(S without it) >= (1 + hysteresis) * w, the caches of S without it hold an
-      eighth more than the contexts of all live rollouts, and some cell stays while w > 0. The
-      central cell leaves first (only it can take the optimizer step), then the cells that hold the fewest rollouts.
+    - **Room.** A cell leaves S only if c(S without it) >= w, the caches of S without it hold an eighth more than the
+      contexts of all live rollouts, and some cell stays while w > 0. The central cell leaves first (only it can take
+      the optimizer step), then the cells that hold the fewest rollouts.
     - **Need.** Trainers are wanted for the backlog to be gone when the tail ends, and no more: what is left serves,
       since an emptier cell decodes its stragglers faster. With r the tokens a second of one trainer, R the expected
       tail and s = to_train + to_rollout the price of a change, that is `ceil(B / (r * max(R, s)))`; when a step is
@@ -28,19 +28,17 @@ class ElasticPolicy:
       eighth (there a little too much costs a prefill, not a place), or when the backlog is gone and the tail is
       expected to last longer than the price of two changes; the central one only under the first two rules, and only
       if it has nothing to do or nobody serves. All come back when no step is open.
-    - **Staying.** Rollouts that wait for their launch (the next step's) do not call a trainer back from the oldest
-      step's backlog: as long as c(S) holds those that are live, `ceil(B / (r * patience * R))` trainers stay, and no
-      more than earn their change; of a closed step all that earn it. Its end is what opens the step after the next. The
-      patience is there because rollouts that have just been launched hide a longer tail than R tells.
+    - **Staying.** Rollouts that wait for their launch (the next step's) do not call trainers back from a backlog that
+      cannot wait for them. What can: rollouts that are launched now run for up to L seconds, the longest of the newest
+      steps, and all n cells do a step's work in D, so until then they have n * (L - D) seconds to spare. Of more than
+      that, up to half of the cells stay, as long as c(S) holds who is live, and no more than earn their change.
 
-    A cell that left under the first rule comes back only after the level has grown by the hysteresis, so a level
-    that wavers moves nothing. Until rates have been measured, one trainer is wanted for every `min_backlog_tokens`.
+    The level falls until a step opens, so a cell that left under the first rule is not called back by it before. Until
+    rates have been measured, one trainer is wanted for every `min_backlog_tokens`.
     """
 
     min_backlog_tokens: int = 2048
-    hysteresis: float = 0.05
     kv_hysteresis: float = 0.125
-    patience: float = 10.0
 
     def decide(self, view: ClusterView) -> Mapping[str, Decision]:
         decisions = {c.name: Decision(c.heading, "as it is") for c in view.cells}
@@ -90,22 +88,20 @@ class ElasticPolicy:
 
     def _staying(self, view: ClusterView, capacity: int, kv: float) -> int:
         """Trainers that rollouts which only wait for their launch do not call back."""
-        rates, live = view.rates, sum(c.live for c in view.cells)
-        if rates is None or view.backlog_tokens == 0 or live > capacity or view.context_tokens > kv:
+        rates, pace, live = view.rates, view.pace, sum(c.live for c in view.cells)
+        if rates is None or pace is None or live > capacity or view.context_tokens > kv:
             return 0
         work = view.backlog_tokens / rates.train_tokens_s
+        if work <= len(view.cells) * max(0.0, pace.longest_s - pace.step_s):
+            return 0
         price = rates.to_train_s + rates.to_rollout_s
-        most = int(work / max(price, 1e-9))
-        if view.steps_closed > 0 or view.tail_s is None:
-            return most
-        return min(most, math.ceil(work / max(self.patience * view.tail_s, price, 1e-9)))
+        return min(len(view.cells) // 2, int(work / max(price, 1e-9)))
 
     def _leave(self, view: ClusterView) -> dict[str, Decision]:
         leave: dict[str, Decision] = {}
         missing = self.wanted(view) - sum(c.heading == "train" for c in view.cells)
         servers = sum(c.role == "rollout" for c in view.cells)
         capacity = sum(c.max_running for c in view.cells if c.role == "rollout")
-        needed = view.water_level * (1 + self.hysteresis)
         for cell in sorted((c for c in view.cells if c.heading == "rollout"), key=_leaving_order):
             takes_optimizer_step = cell.central and view.steps_closed > 0
             if missing <= 0 and not takes_optimizer_step:
@@ -113,7 +109,7 @@ class ElasticPolicy:
             serves = cell.role == "rollout"  # one that is still on its way back holds nothing yet
             stays, remaining = servers - serves, capacity - cell.max_running * serves
             kv_stays = _kv(c for c in view.cells if c.role == "rollout" and c.name not in leave and c is not cell)
-            holds = remaining >= needed and kv_stays >= view.context_tokens * (1 + self.kv_hysteresis)
+            holds = remaining >= view.water_level and kv_stays >= view.context_tokens * (1 + self.kv_hysteresis)
             if view.water_level > 0 and (not holds or stays < 1):
                 break
             why = f"{view.backlog_tokens} tokens to train" + (", step closed" if view.steps_closed else "")

@@ -39,6 +39,15 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """What the newest steps took: `step_s`, seconds from the end of one to the end of the next, and `longest_s`, the
+    seconds that the longest of their rollouts ran."""
+
+    step_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True)
 class ClusterView:
     """The run at one moment, over all open steps and evaluations.
 
@@ -47,7 +56,7 @@ class ClusterView:
     out. `steps_open`: steps whose optimizer step is not done; `steps_closed`: those of them with every group handed
     out. `rates`: None until they have been measured. `tail_s`: seconds that the rollouts of the oldest open step are
     expected to run on (see `expected_tail_s`); None where nobody knows. `context_tokens`: tokens of the contexts of
-    all live rollouts, which the cells that serve should hold in their caches.
+    all live rollouts, which the cells that serve should hold in their caches. `pace`: None until two steps have ended.
     """
 
     cells: tuple[CellView, ...]
@@ -59,6 +68,7 @@ class ClusterView:
     rates: Rates | None = None
     tail_s: float | None = None
     context_tokens: int = 0
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         if min(self.water_level, self.backlog_tokens, self.open_groups, self.steps_open, self.steps_closed) < 0:

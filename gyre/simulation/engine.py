@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from gyre.scheduling import ClusterView, Demand, Policy, Rates, expected_tail_s, share_window
+from gyre.scheduling import ClusterView, Demand, Policy, Rates, StepEnd, expected_tail_s, pace_of, share_window
 from gyre.simulation.model import Scenario
 from gyre.simulation.state import DEADLINE, Arrival, CellState, StepState
 
@@ -97,6 +97,9 @@ class _Run:
         self.begins: list[float] = []
         self.settled: list[float] = []
         self.ends: list[float] = []
+        self.step_ends: list[StepEnd] = []
+        self.longest: dict[int, float] = {}
+        """Of each open step, the seconds that its longest settled rollout took."""
         self.homeless: deque[Arrival] = deque()
         self.idle_trainers: set[int] = set()
         self.optimizing = False
@@ -152,6 +155,7 @@ class _Run:
         self._touch(cell)
 
     def _settled(self, step: StepState, rollout: int, trained: float) -> None:
+        self.longest[step.index] = max(self.longest.get(step.index, 0.0), self.now - step.live[rollout])
         tokens = step.settle(rollout, trained, self.now)
         if tokens is not None:
             last = step.settled[rollout // step.size] == step.size
@@ -183,6 +187,7 @@ class _Run:
         step = self.open.pop(0)
         self.settled.append(step.settled_at)
         self.ends.append(self.now)
+        self.step_ends.append(StepEnd(self.now, self.longest.pop(step.index)))
         if self.cost.open_s > 0:
             self._at(self.cost.open_s, self._open_steps)
         else:
@@ -396,4 +401,5 @@ class _Run:
             steps_closed=sum(s.closed for s in self.open),
             rates=self.rates if self.has_trained and self.has_changed else None,
             tail_s=self._tail_s(),
+            pace=pace_of(self.step_ends),
         )

@@ -33,8 +33,8 @@ ELASTIC = ElasticPolicy(min_backlog_tokens=100)
     ("seen", "expected"),
     [
         (view("ss", level=8, backlog=900), "ss"),  # the other cell could not hold the level
-        (view("ss", level=4, backlog=900), "ss"),  # it could, without the margin
-        (view("ss", level=3, backlog=900), "ts"),  # central leaves first
+        (view("ss", level=4, backlog=900), "ts"),  # it holds it exactly
+        (view("sss", level=3, backlog=150), "tss"),  # central leaves first
         (view("ss", level=3, backlog=99), "ss"),  # not worth it yet
         (view("ss", level=3, backlog=99, closed=1), "ts"),  # but a closed step needs its optimizer step
         (view("ts", level=3, backlog=900), "ts"),  # one server always stays
@@ -46,7 +46,7 @@ ELASTIC = ElasticPolicy(min_backlog_tokens=100)
         (view("s", level=1, backlog=900), "s"),
         (view("s", level=0, backlog=0, groups=0, closed=1), "t"),
         (view("ssss", level=0, backlog=350), "ttts"),  # one more cell for every min_backlog_tokens
-        (view("tsss", level=4, backlog=350), "ttss"),
+        (view("tsss", level=5, backlog=350), "ttss"),
         (view(">sss", level=0, backlog=150), "tsss"),  # one is on its way
         (view("sttt", level=0, backlog=150, closed=1), "tttt"),  # a satellite cannot take the optimizer step
         (view("tttt", level=0, backlog=0, groups=1), "tttt"),  # more groups will come

@@ -23,7 +23,7 @@ def trainers(view: ClusterView, rollouts_per_slot: float, window: int | None) ->
 def test_cells_leave_when_what_may_be_under_way_needs_fewer_slots() -> None:
     assert trainers(VIEW, 1, 16) == 0  # 60 rollouts, 16 slots
     assert trainers(VIEW, 2, None) == 0  # 32 places
-    assert trainers(VIEW, 2, 16) == 1  # 16 rollouts at a time: three cells have 24 places for them, two have 16
+    assert trainers(VIEW, 2, 16) == 2  # 16 rollouts at a time: two cells have 16 places for them
     assert trainers(replace(VIEW, water_level=7), 2, 16) == 3
 
 

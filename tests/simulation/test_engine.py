@@ -74,7 +74,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario("random", draw(st.integers(2, 5)), COST, steps, draw(st.sampled_from([100.0, 1e6])))
 
 
-POLICIES: list[Policy] = [ElasticPolicy(), ElasticPolicy(hysteresis=0.0), ColocatePolicy(), AsyncPolicy()]
+POLICIES: list[Policy] = [ElasticPolicy(), ColocatePolicy(), AsyncPolicy()]
 
 
 @settings(max_examples=60, deadline=None)

@@ -162,6 +162,27 @@ async def test_time_alone_brings_an_idle_satellite_back(client: Client) -> None:
         assert (await n.view()).tail_s == 450.0
 
 
+async def test_steps_that_end_tell_the_pace(client: Client) -> None:
+    """Of each, the greatest age at which a rollout of it was seen; an evaluation's end says nothing."""
+    async with night(client, plan(), CHEAP) as n:
+        n.backlog(0)
+        for index, age in ((0, 40.0), (1, 7.0)):
+            step = replace(STEP, source=f"step-{index}", order=index)
+            n.facts = replace(CHEAP, oldest_age_s=age)
+            await n.observe(step)
+            await n.looked()
+            await n.observe(replace(step, source=f"eval-v{index}"))
+            await n.looked()
+            assert "pace: not two steps have ended" in await n.details(n.handle.id)
+            await n.observe(replace(step, source=f"eval-v{index}", done=True))
+            await n.observe(replace(step, done=True))
+
+        async def told() -> bool:
+            return "the longest rollout of the newest ran 7 s" in await n.details(n.handle.id)
+
+        await until(told)
+
+
 async def test_the_level_that_was_counted_counts(client: Client) -> None:
     """A step's report is a second old: of nine rollouts that it has running, eight are being scored."""
     async with night(client, plan(), CHEAP) as n:

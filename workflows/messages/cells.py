@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gyre.scheduling import StepEnd
 from workflows.messages.run import RunPlan
 
 
@@ -66,6 +67,8 @@ class SchedulerInput:
     reasons: dict[str, str] = field(default_factory=dict)  # why it was told that
     facts: ClusterFacts = field(default_factory=ClusterFacts)
     switches: int = 0
+    ends: list[StepEnd] = field(default_factory=list)  # of the newest steps that have ended
+    longest_s: float = 0.0  # greatest age that a rollout of the oldest open step was seen at
 
 
 @dataclass(frozen=True)
