@@ -25,6 +25,7 @@ from rich.table import Table
 from gyre.config import CellConfig, ServingConfig
 from gyre.serving.client import EngineClient
 from gyre.serving.kv import plan_kv
+from gyre.serving.kv_pages import FolderUse
 from gyre.serving.launch import EngineProcess
 
 LENGTHS = (2048, 4096, 8100)
@@ -59,6 +60,7 @@ async def _compare(folder: Path, rounds: int) -> None:
         f"{plan.fetch.per_token_s:.2e} n s; so prefixes of {plan.least_tokens} tokens and more move, through "
         f"{plan.folder.parent}"
     )
+    use = FolderUse(plan.folder)
     engines = [EngineProcess(SERVING, c, folder / f"{c.name}.log", context=8192) for c in cells]
     try:
         for engine in engines:
@@ -69,7 +71,7 @@ async def _compare(folder: Path, rounds: int) -> None:
     finally:
         for engine in engines:
             engine.stop()
-        shutil.rmtree(plan.folder, ignore_errors=True)
+        use.close()
     table = Table(
         "prompt", "cached", "without: s", "estimated", "with: s", "there: s", "fetch: s", "estimated", "out: s",
         "ratio",

@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -24,7 +23,8 @@ import torch
 
 from benchmarks.table import interleave, show
 from gyre.serving.kv import MEMORY
-from gyre.serving.kv_pages import PageFolder
+from gyre.serving.kv_pages import FolderUse, PageFolder
+from gyre.serving.process import child_setup
 from gyre.transfer import Ticket, open_publisher, open_puller
 
 PAGES, PAGE_BYTES = 128, 16 * 46080
@@ -40,17 +40,18 @@ Ready = Callable[[], Any]
 
 def main(rounds: int = 7) -> None:
     with contextlib.ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-bench-kv-", dir=MEMORY))
+        folder = MEMORY / f"gyre-bench-kv-{os.getuid()}" / "pages"  # a bench that is killed leaves it to the next
+        stack.callback(FolderUse(folder).close)
         port = stack.enter_context(_master())
         # Forked while this process has no threads: four that import torch anew take minutes on a machine that is busy.
         writers = [
             stack.enter_context(_other(target, argument))
             for target, argument in (
-                (_write_folder, name), (_publish, "socket"), (_publish, "mooncake"), (_fill_store, port)
+                (_write_folder, str(folder)), (_publish, "socket"), (_publish, "mooncake"), (_fill_store, port)
             )
         ]  # fmt: skip
         ways = {
-            "folder": stack.enter_context(_folder(writers[0], name)),
+            "folder": stack.enter_context(_folder(writers[0], str(folder))),
             "socket": stack.enter_context(_transfer(writers[1])),
             "mooncake": stack.enter_context(_transfer(writers[2])),
             "store": stack.enter_context(_store(writers[3], port)),
@@ -136,7 +137,7 @@ def _master() -> Iterator[int]:
     argv = [binary, "-rpc_address=127.0.0.1", f"-rpc_port={port}", "-metrics_host=127.0.0.1"]
     master = subprocess.Popen(
         [*argv, f"-metrics_port={metrics}", "-default_kv_lease_ttl=600000"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=child_setup(),
     )  # fmt: skip
     try:
         yield port
@@ -171,7 +172,7 @@ def _other(target: Callable[..., None], argument: Any) -> Iterator[Ready]:
     """Run `target` in a process of its own until the block ends."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, argument), daemon=True)
+    process = context.Process(target=_child, args=(child_setup(), target, theirs, argument), daemon=True)
     process.start()
     theirs.close()
 
@@ -186,6 +187,11 @@ def _other(target: Callable[..., None], argument: Any) -> Iterator[Ready]:
         process.join(10)
     finally:
         process.kill()
+
+
+def _child(setup: Callable[[], None], target: Callable[..., None], pipe: Connection, argument: Any) -> None:
+    setup()
+    target(pipe, argument)
 
 
 def _free_port() -> int:
