@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("gateway", "harness", "kv", "store", "streaming", "trainer", "transfer", "trees")
+NAMES = ("gateway", "harness", "kv", "objective", "store", "streaming", "trainer", "transfer", "trees")
 
 
 def main(names: list[str]) -> None:

@@ -1,5 +1,7 @@
 """`python -m benchmarks.objective`: see `benchmarks.objective`."""
 
+import sys
+
 from benchmarks.objective import main
 
-main()
+main(sys.argv[1:])
