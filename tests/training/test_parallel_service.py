@@ -7,11 +7,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, select
+from torch import Tensor
 
 from gyre.config import LayoutConfig
 from gyre.store import queries
@@ -23,7 +24,6 @@ from gyre.training.protocol import TrainerStatus
 from gyre.training.trainer import Trainer
 from gyre.training.weights import read_hf_weights
 from tests.training.test_process import Processes, work
-from tests.training.test_replica import assert_close
 from tests.training.world import World, run_config
 
 LAYOUTS = {"alpha": LayoutConfig(tensor_parallel=2), "beta": LayoutConfig(pipeline_parallel=2)}
@@ -43,6 +43,11 @@ def processes(world: World, database: str, tmp_path: Path) -> Iterator[Processes
     processes = Processes(world, database, tmp_path)
     yield processes
     processes.stop()
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Between two sets of weights, all of them as one vector."""
+    return sum(float((tensor - b[name]).square().sum()) for name, tensor in a.items()) ** 0.5
 
 
 def followers(pid: int) -> list[int]:
@@ -95,7 +100,9 @@ async def test_a_step_over_two_layouts_is_the_step_of_one_process(world, process
             alone.micro_batch(pack_rows(queries.micro_batch_rows(session, number)), "alone")
     result = alone.optimizer_step(6)
     assert made["metrics"]["grad_norm"] == pytest.approx(result.grad_norm, rel=1e-5)
-    assert_close(read_hf_weights(Path(made["checkpoint"])), alone.export_hf())
+    # Not weight by weight: Adam's first step makes of a gradient that cancels to rounding a step as long as any.
+    ours, before = alone.export_hf(), read_hf_weights(config.policy.path)
+    assert distance(read_hf_weights(Path(made["checkpoint"])), ours) < 1e-3 * distance(before, ours)
 
     # The satellite takes the new weights over the transfer, central's checkpoint resumes under one rank.
     await central.publish(1)
