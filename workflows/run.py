@@ -81,6 +81,8 @@ class TrainingRun:
     def _may_stop(self, how: m.StopRun) -> None:
         if self._state.stopping == "now" or (self._state.stopping and how.wait):
             raise ValueError("the run is stopping already")
+        if how.wait and self._state.paused:
+            raise ValueError("the run is paused, so what is open would not end; `resume` it first, or stop it at once")
         if self._stage in ("done", "stopped", "failed"):
             raise ValueError(f"the run is {self._stage}")
 

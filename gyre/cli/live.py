@@ -91,7 +91,8 @@ def slow_part(s: RunSnapshot) -> str:
         text = "optimizer step and checkpoint"
     else:
         text = "next step"
-    return text + (f"; {', '.join(changing)}" if changing else "")
+    held = "paused, `gyre resume` goes on; " if s.state == "paused" else ""
+    return held + text + (f"; {', '.join(changing)}" if changing else "")
 
 
 def evaluation_text(e: EvaluationLine) -> str:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 from typer.exceptions import Abort, TyperException
 
 from gyre.cli.cells import cells
+from gyre.cli.control import pause, resume, stop
 from gyre.cli.doctor import doctor
 from gyre.cli.errors import CliError
 from gyre.cli.exchange import export, import_
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (train, up, down, status, rollouts, tree, sql, report, prune, cells, doctor):
+for command in (train, up, down, pause, resume, stop, status, rollouts, tree, sql, report, prune, cells, doctor):
     app.command()(command)
 app.command("export")(export)
 app.command("import")(import_)

@@ -84,6 +84,12 @@ def test_status_shows_the_run(gyre: Gyre, data: Path) -> None:
         assert said in out
 
 
+def test_status_shows_a_pause(gyre: Gyre, data: Path) -> None:
+    gyre("sql", "UPDATE runs SET state = 'paused'", "--write", "--data", data)
+    _, out, _ = gyre("status", "--data", data)
+    assert "demo-s0 · paused" in out and "paused, `gyre resume` goes on; next step" in " ".join(out.split())
+
+
 def test_the_plain_view_says_each_step_and_evaluation_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     tell(engine)
     assert newest_run(engine) == "demo-s0"

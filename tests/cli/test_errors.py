@@ -57,7 +57,7 @@ def test_a_missing_run_file_is_named(gyre: Gyre, tmp_path: Path, command: str) -
     assert one_line(gyre(command, tmp_path / "no.toml", "--data", tmp_path)) == f"{tmp_path}/no.toml: no such run file"
 
 
-@pytest.mark.parametrize("command", [["status"], ["rollouts"], ["tree", "x"], ["sql", "SELECT 1"]])
+@pytest.mark.parametrize("command", [["status"], ["rollouts"], ["tree", "x"], ["sql", "SELECT 1"], ["pause"]])
 def test_a_stack_that_never_ran_and_one_that_is_down(gyre: Gyre, tmp_path: Path, command: list[str]) -> None:
     assert "no stack has run on" in one_line(gyre(*command, "--data", tmp_path))
     StackState(state="stopped", pid=2**22 + 1, pid_start=1).write(tmp_path)
