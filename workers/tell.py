@@ -43,7 +43,7 @@ async def main(settings: WorkerSettings, verb: str, *, finish_steps: bool) -> in
             told = await handle.execute_update(verb, args=arguments, result_type=RunStatus)
     except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
         return _refuse(
-            f"{run_id} has not answered for {ANSWER_S:g} s, and may still do so; is the control worker up? (`gyre status`)"
+            f"{run_id} did not answer for {ANSWER_S:g} s, but may still do so; is its control worker up? (gyre status)"
         )
     except WorkflowUpdateFailedError as error:
         cause = error.cause

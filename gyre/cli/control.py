@@ -40,7 +40,7 @@ def stop(
 
 
 def _tell(data: Path | None, verb: str, *options: str) -> tuple[str, str]:
-    """Tell the run of the stack; its id and its state afterwards. A process of its own: nothing here speaks to Temporal."""
+    """Tell the run of the stack; its id and its state afterwards. A process of its own speaks to Temporal, not this."""
     folder = data_folder(data)
     stack = living_stack(folder)
     if stack.run_id is None:
