@@ -53,8 +53,6 @@ def packages() -> Iterator[Finding]:
     wrong: list[str] = []
     count = 0
     for name, pinned in (pin for file in files for pin in pins(SOURCE / "requirements" / file)):
-        if cuda and name == "mooncake-transfer-engine-non-cuda":
-            continue  # cuda.txt has the build that takes its place
         count += 1
         try:
             installed = version(name)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import Engine
 
-from gyre.cli.checks import pins
+from gyre.cli.checks import SOURCE, pins
 from gyre.cli.data import data_folder
 from gyre.cli.live import PlainView, clock, spark
 from gyre.cli.snapshot import newest_run, take_snapshot
@@ -138,6 +138,13 @@ def test_pins_are_read_from_requirements(tmp_path: Path) -> None:
     file = tmp_path / "r.txt"
     file.write_text("# no\nname==1.2 \\\n    --hash=sha256:00\npsycopg[binary,pool]==3.3.9\nfree>=2\n")
     assert pins(file) == [("name", "1.2"), ("psycopg", "3.3.9"), ("free", "")]
+
+
+@pytest.mark.parametrize("engines", ["engines-cpu.txt", "cuda.txt"])
+def test_each_set_of_engines_has_one_build_of_mooncake(engines: str) -> None:
+    """Both builds hold the module `mooncake`, so what is installed beside either must bring none."""
+    names = [name for file in ("base.txt", engines) for name, _ in pins(SOURCE / "requirements" / file)]
+    assert len([name for name in names if name.startswith("mooncake-transfer-engine")]) == 1
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(gyre: Gyre, monkeypatch: pytest.MonkeyPatch) -> None:
