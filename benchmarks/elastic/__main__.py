@@ -124,14 +124,15 @@ def _forms(x: argparse.Namespace) -> Iterator[Form]:
         )
     if "real" in x.forms:
         title = f"(a) SGLang and Megatron on two cells of one core: {x.steps} steps of the quickstart, slow tools"
-        ways = [*_serving_ways(), Way("async 1 of 2 train, staleness 1", "async", 1)]
+        # A slot a rollout, as the quickstart has it: with two, one cell would be said to hold the whole window.
+        ways = [*_serving_ways(1.0), Way("async 1 of 2 train, staleness 1", "async", 1)]
         yield Form("real", title, ways, lambda way, data: real_run(way, data, x.steps, x.seed), None)
 
 
-def _serving_ways() -> list[Way]:
+def _serving_ways(rollouts_per_slot: float) -> list[Way]:
     return [
-        Way(OURS, "elastic", 1, rollouts_per_slot=ROLLOUTS_PER_SLOT),
-        Way("elastic, staleness 0", "elastic", 0, rollouts_per_slot=ROLLOUTS_PER_SLOT),
+        Way(OURS, "elastic", 1, rollouts_per_slot=rollouts_per_slot),
+        Way("elastic, staleness 0", "elastic", 0, rollouts_per_slot=rollouts_per_slot),
         Way("colocate, staleness 1", "colocate", 1),
         Way("colocate, staleness 0", "colocate", 0),
     ]
@@ -140,7 +141,7 @@ def _serving_ways() -> list[Way]:
 def _paced_ways(work: PacedWork, window: int, more: list[int]) -> list[Way]:
     """Async at the even split, at the one that the simulator finds best for this work, and at `more`."""
     splits = {work.cells // 2, best_split(work, window), *more}
-    return [*_serving_ways(), *(async_way(train, work.cells) for train in sorted(splits))]
+    return [*_serving_ways(ROLLOUTS_PER_SLOT), *(async_way(train, work.cells) for train in sorted(splits))]
 
 
 def best_split(work: PacedWork, window: int) -> int:
