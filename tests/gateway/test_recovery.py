@@ -200,7 +200,7 @@ async def test_rollouts_share_nothing(world: World, stand_in: StandIn) -> None:
             assert (await http.get(path)).status_code in (401, 404)
 
 
-async def test_a_run_that_is_paused_costs_time_only(world: World) -> None:
+async def test_a_run_without_a_cell_costs_time_only(world: World) -> None:
     """No cell serves: the call waits, and is answered when one does."""
     call = asyncio.create_task(ask(world, [SYSTEM, {"role": "user", "content": "u"}]))
     await world.until(lambda: world.served.gateway.router.waiting == 1)
