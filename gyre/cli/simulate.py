@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gyre.cli.data import DataOption, data_folder, open_database
+from gyre.cli.data import DataOption, read_database
 from gyre.cli.errors import CliError
 from gyre.cli.simulate_page import page
 from gyre.cli.simulate_tables import print_policies, print_recording, print_summary
@@ -34,12 +34,12 @@ def simulate_command(
     quorum: Annotated[int | None, typer.Option(min=1, help="Also elastic with this quorum of settled members.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of a preset's work.")] = 0,
     order: Annotated[
-        Order,
+        Order | None,
         typer.Option(
-            help="Order in which a preset's steps launch their groups: shuffled, longest_first by what their tasks took"
-            " an epoch before, or oracle, by what they are going to take."
+            help="Order in which a preset's steps launch their groups: longest_first (default) by what their tasks took"
+            " an epoch before, shuffled, or oracle, by what they are going to take."
         ),
-    ] = "shuffled",
+    ] = None,
     train_speed: Annotated[float, typer.Option(min=0.01, help="What if training were so many times as fast.")] = 1.0,
     decide: Annotated[
         float | None,
@@ -57,14 +57,15 @@ def simulate_command(
         for name, preset in PRESETS.items():
             print(f"{name:14} {preset.title}; {preset.cells} cells, {preset.n_steps} steps")
         return
+    if order is not None and workload not in (*PRESETS, "all"):
+        raise CliError(
+            "--order: only a preset knows its tasks; a trace and a run launch in the order that they have", 2
+        )
+    order = order or "longest_first"
     if workload == "all":
         chosen = {name: _faster(PRESETS[name].scenario(seed, steps, order), train_speed) for name in SUMMED}
         print_summary([(name, serving_part(s), summarise(s, staleness, decide_s=decide)) for name, s in chosen.items()])
         return
-    if order != "shuffled" and workload not in PRESETS:
-        raise CliError(
-            "--order: only a preset knows its tasks; a trace and a run launch in the order that they have", 2
-        )
     scenario = _recorded(run, data) if run is not None else _scenario(str(workload), seed, steps, order)
     scenario = _faster(scenario, train_speed)
     if save is not None:
@@ -81,7 +82,7 @@ def simulate_command(
 
 def _recorded(run: str, data: Path | None) -> Scenario:
     try:
-        recording = read_recording(open_database(data_folder(data)), run)
+        recording = read_recording(read_database(data), run)
     except RecordingError as error:
         raise CliError(str(error)) from error
     print_recording(recording, recording.replay())

@@ -153,8 +153,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(
         f"<h2>{way}" in html for way in ("elastic, st", "colocate, staleness 1", "colocate, staleness 0", "async 3")
     )
-    assert run_command(["simulate", "terminal", "--steps", "1", "--order", "longest_first"]) == 0
-    assert capsys.readouterr().out != out
+    told = {}
+    for order in ([], ["--order", "longest_first"], ["--order", "shuffled"]):
+        assert run_command(["simulate", "terminal", "--steps", "1", *order]) == 0
+        told[" ".join(order)] = capsys.readouterr().out
+    assert told[""] == told["--order longest_first"] != told["--order shuffled"]
     assert run_command(["simulate", "t.json", "--order", "oracle"]) == 2
     assert "--order: only a preset" in capsys.readouterr().err
     assert run_command(["simulate", "nonsense"]) != 0
