@@ -76,21 +76,23 @@ class RolloutActivities:
 
     @activity.defn
     async def run_harness(self, x: m.RunHarness) -> m.HarnessEnd:
-        """Start the harness, or attach to the one that runs; wait for its end or for its limit.
+        """Start the harness, or attach to the one that runs; wait for its end or its limit, the run's or its task's.
 
         The harness outlives this process. Only the workflow's cancellation ends it, and the limit.
         """
         folder = self._folder(x.rollout_id, x.attempt)
         async with beating():
             try:
-                end = await self._harness_end(x, folder)
+                task = await asyncio.to_thread(self._task_of, x.rollout_id)
+                limit = min(x.time_limit_s, task.agent_timeout_s or x.time_limit_s)
+                end = await self._harness_end(x, folder, limit)
             except asyncio.CancelledError:
                 if await is_cancelled_for_good():
                     await asyncio.to_thread(process.end_all, folder)
                 raise
-            return await asyncio.to_thread(self._record_end, x, end)
+            return await asyncio.to_thread(self._record_end, x, end, limit)
 
-    async def _harness_end(self, x: m.RunHarness, folder: Path) -> process.Status:
+    async def _harness_end(self, x: m.RunHarness, folder: Path, limit_s: float) -> process.Status:
         if isinstance(now := process.status(folder), process.NotStarted):
             starting = asyncio.ensure_future(asyncio.to_thread(self._start, x, folder))
             try:
@@ -103,7 +105,7 @@ class RolloutActivities:
             return now
         await asyncio.to_thread(self._record_start, x, now)
         try:
-            async with asyncio.timeout(max(0.0, now.started + x.time_limit_s - time.time())):
+            async with asyncio.timeout(max(0.0, now.started + limit_s - time.time())):
                 return await process.wait(folder)
         except TimeoutError:
             return await asyncio.to_thread(process.kill_tree, folder)
@@ -141,8 +143,8 @@ class RolloutActivities:
                 harness_started_at=_utc(now.started),
             )  # fmt: skip
 
-    def _record_end(self, x: m.RunHarness, end: process.Status) -> m.HarnessEnd:
-        outcome, code, started, ended = _judge(end, x.time_limit_s)
+    def _record_end(self, x: m.RunHarness, end: process.Status, limit_s: float) -> m.HarnessEnd:
+        outcome, code, started, ended = _judge(end, limit_s)
         with transaction(self._engine) as session:
             counts = call_counts(session, x.rollout_id)
             # One that asked for nothing may run anew: until then it waits, and has to be served like any that waits.

@@ -141,9 +141,10 @@ class RolloutConfig(Section):
     order of launches"). It goes by measured times, so two runs of one seed may launch in different orders. `shuffled`:
     by the seed alone. Which tasks a step takes, and each group's position in it, are the seed's either way."""
     time_limit_s: float = Field(600.0, gt=0)
-    """Seconds a harness may run. Then its process tree is ended and the workspace is scored as it stands."""
+    """Seconds a harness may run; a task's `agent.timeout_sec` lowers it. Then its process tree is ended and the
+    workspace is scored as it stands."""
     score_time_limit_s: float = Field(120.0, gt=0)
-    """Seconds that one attempt at scoring may take."""
+    """Seconds that one attempt at scoring may take; a task's `verifier.timeout_sec` lowers it."""
     score_attempts: int = Field(3, ge=1)
     """Attempts at scoring before the reward is NULL and the rollout is excluded."""
     max_staleness: int = Field(0, ge=0)

@@ -30,7 +30,7 @@ class Task:
     """`metadata.family`, or ''."""
     instruction: str
     agent_timeout_s: float | None
-    """`agent.timeout_sec`: the author's limit for the agent; None: none given."""
+    """`agent.timeout_sec`: the author's limit for the agent, which lowers the run's; None: none given."""
     verifier_timeout_s: float
     """`verifier.timeout_sec` (Harbor's default is 600)."""
     env: Mapping[str, str]

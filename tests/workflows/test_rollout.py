@@ -79,8 +79,14 @@ async def test_evaluator_failures_are_retried_and_never_a_reward(make_run, clien
     assert signs[0] == signs[1] and signs[0] > 0 > signs[2] and sum(signs) == pytest.approx(0, abs=1e-6)
 
 
-async def test_time_limit_ends_the_harness_and_scores_the_workspace(make_run, client: Client) -> None:  # type: ignore[no-untyped-def]
-    run: RealRun = make_run("sh -c 'sleep 300' & sleep 300", group_size=2, time_limit_s=1.0)
+@pytest.mark.parametrize(("of_the_run", "of_the_task"), [(1.0, None), (1.0, 200.0), (200.0, 1.0)])
+async def test_the_smaller_time_limit_ends_the_harness_and_scores_the_workspace(
+    make_run, client: Client, of_the_run: float, of_the_task: float | None
+) -> None:  # type: ignore[no-untyped-def]
+    run: RealRun = make_run("sh -c 'sleep 300' & sleep 300", group_size=2, time_limit_s=of_the_run)
+    if of_the_task is not None:
+        with (run.folder / "tasks" / "one" / "task.toml").open("a") as file:
+            file.write(f"[agent]\ntimeout_sec = {of_the_task}\n")
     rollout = run.rollouts[0]
     run.calls(rollout)
     run.evaluator(rollout, fails=0, reward=0.5)
