@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gyre.cli.data import DataOption, data_folder, living_stack
+from gyre.cli.data import DataOption, data_folder, environment_database, living_stack
 from gyre.cli.errors import CliError
 from gyre.cli.launch import SOURCE
 
@@ -41,16 +41,19 @@ def stop(
 
 def _tell(data: Path | None, verb: str, *options: str) -> tuple[str, str]:
     """Tell the run of the stack; its id and its state afterwards. A process of its own speaks to Temporal, not this."""
-    folder = data_folder(data)
-    stack = living_stack(folder)
-    if stack.run_id is None:
-        raise CliError(f"no run is running: the stack on {folder} is up without one; `gyre train RUN.toml` starts one")
+    told: dict[str, str] = {}
+    if environment_database(data) is None:  # else the environment says as much as a stack would
+        folder = data_folder(data)
+        stack = living_stack(folder)
+        if stack.run_id is None:
+            raise CliError(f"no run is running: the stack on {folder} is up without one; `gyre train RUN.toml` has one")
+        told = stack.environment
     done = subprocess.run(
         [sys.executable, "-m", "workers.tell", verb, *options],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        env={**os.environ, **stack.environment, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, **told, "PYTHONPATH": str(SOURCE)},
     )
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.strip()]

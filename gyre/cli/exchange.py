@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gyre.cli.data import DataOption, RunOption, data_folder, open_database
+from gyre.cli.data import DataOption, RunOption, data_folder, open_database, read_database
 from gyre.cli.errors import CliError
 from gyre.cli.snapshot import newest_run
 
@@ -30,7 +30,7 @@ def export(
 
     if step is not None and rollout is not None:
         raise CliError("--step and --rollout: name one of them", code=2)
-    engine = open_database(data_folder(data))
+    engine = read_database(data)
     run_id = run or (rollout.split("/")[0] if rollout else newest_run(engine))
     if run_id is None:
         raise CliError("no run yet")

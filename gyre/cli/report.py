@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gyre.cli.data import DataOption, RunOption, data_folder, open_database
+from gyre.cli.data import DataOption, RunOption, data_folder, read_database
 from gyre.cli.errors import CliError
 from gyre.cli.snapshot import newest_run
 from gyre.report import ReportError, write_close_up, write_report
@@ -23,7 +23,7 @@ def report(
 ) -> None:
     """Write report.html of a run as it stands, also in the midst of it."""
     folder = data_folder(data)
-    engine = open_database(folder)
+    engine = read_database(data)
     run_id = run or newest_run(engine)
     if run_id is None:
         raise CliError("no run is recorded yet; start one with `gyre train RUN.toml`")

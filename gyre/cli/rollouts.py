@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from sqlalchemy import text
 
-from gyre.cli.data import DataOption, RunOption, data_folder, open_database
+from gyre.cli.data import DataOption, RunOption, read_database
 from gyre.cli.errors import CliError
 from gyre.cli.output import console
 from gyre.cli.snapshot import newest_run
@@ -26,7 +26,7 @@ def rollouts(
     data: DataOption = None,
 ) -> None:
     """List rollouts with what they cost and what came of them."""
-    engine = open_database(data_folder(data))
+    engine = read_database(data)
     run_id = run or newest_run(engine)
     if run_id is None:
         raise CliError("no run yet")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from gyre.cli.data import DataOption, data_folder, open_database
+from gyre.cli.data import DataOption, read_database
 from gyre.cli.errors import CliError
 from gyre.cli.output import console
 
@@ -23,7 +23,7 @@ def sql(
     data: DataOption = None,
 ) -> None:
     """Run a query, read-only unless told otherwise."""
-    engine = open_database(data_folder(data))
+    engine = read_database(data)
     try:
         # Without parameters the driver takes % as it is.
         with engine.execution_options(no_parameters=True).begin() as c:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from gyre.cli.data import DataOption, RunOption, data_folder, living_stack
+from gyre.cli.data import DataOption, RunOption, data_folder, environment_database, living_stack
 from gyre.cli.errors import CliError
 from gyre.cli.live import draw
 from gyre.cli.progress import process_table
@@ -16,10 +19,16 @@ from gyre.store.db import make_engine
 def status(run: RunOption = None, data: DataOption = None) -> None:
     """Show the stack's processes and how far the run is."""
     console = Console(highlight=False)
-    state = living_stack(data_folder(data))
-    console.print(f"stack {state.state} (pid {state.pid})   Temporal UI {state.ui_url}", soft_wrap=True)
-    console.print(process_table(state))
-    engine = make_engine(state.database_url, pool_size=1)
+    if url := environment_database(data):
+        temporal = os.environ.get("GYRE_TEMPORAL_ADDRESS", "not in GYRE_TEMPORAL_ADDRESS")
+        where = make_url(url)
+        console.print(f"database {where.host}:{where.port}   Temporal {temporal}", soft_wrap=True)
+    else:
+        state = living_stack(data_folder(data))
+        url = state.database_url
+        console.print(f"stack {state.state} (pid {state.pid})   Temporal UI {state.ui_url}", soft_wrap=True)
+        console.print(process_table(state))
+    engine = make_engine(url, pool_size=1)
     try:
         run_id = run or newest_run(engine)
         snapshot = take_snapshot(engine, run_id) if run_id else None

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.tree import Tree
 from sqlalchemy import Connection, Row, text
 
-from gyre.cli.data import DataOption, data_folder, open_database
+from gyre.cli.data import DataOption, read_database
 from gyre.cli.errors import CliError
 from gyre.cli.output import console
 
@@ -23,7 +23,7 @@ def tree(
     data: DataOption = None,
 ) -> None:
     """Draw a rollout's nodes and calls with kinds, tokens and policy versions."""
-    engine = open_database(data_folder(data))
+    engine = read_database(data)
     with engine.connect() as c:
         facts = c.execute(text("SELECT * FROM rollout_summary WHERE rollout_id = :id"), {"id": rollout}).first()
         if facts is None:
