@@ -78,3 +78,37 @@ def test_a_server_on_cpu_has_no_stages(gyre: Gyre, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN + "serving = { pipeline_parallel = 2 }\n")
     code, _, err = gyre("cells", tmp_path / "run.toml")
     assert code == 2 and err.endswith("serving.pipeline_parallel: a cell without devices is served by one process\n")
+
+
+QWEN3_4B = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "hidden_size": 2560,
+    "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_the_example_of_one_gpu_machine(gyre: Gyre, tmp_path: Path) -> None:
+    """Its file with a model's shape and folders of tasks beside it, as who uses it puts them there."""
+    file = tmp_path / "run.toml"
+    file.write_text((QUICKSTART.parent / "gpu" / "run.toml").read_text())
+    for folder in ("policy", "tasks/train", "tasks/heldout"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "policy" / "config.json").write_text(json.dumps(QWEN3_4B))
+    code, out, err = gyre("cells", file, "--data", tmp_path)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[::3] == [
+        "# central (central), this machine, CUDA 0, 1, 2, 3",
+        "# satellite-a, this machine, CUDA 4, 5",
+        "# satellite-b, this machine, CUDA 6, 7",
+    ]
+    for ranks, devices, server, trainer in zip(
+        (4, 2, 2), ("0,1,2,3", "4,5", "6,7"), lines[1::3], lines[2::3], strict=True
+    ):
+        argv = shlex.split(server)
+        assert f"CUDA_VISIBLE_DEVICES={devices}" in argv and f"CUDA_VISIBLE_DEVICES={devices}" in shlex.split(trainer)
+        given = {name: argv[argv.index(name) + 1] for name in ("--device", "--tp-size", "--pp-size", "--dtype")}
+        assert given == {"--device": "cuda", "--tp-size": str(ranks), "--pp-size": "1", "--dtype": "bfloat16"}
+        assert argv[argv.index("--context-length") + 1] == "32776" and "--enable-memory-saver" in argv
+        assert shlex.split(trainer)[-8:-6] == ["-m", "workers.trainer"], trainer

@@ -86,12 +86,15 @@ async def test_a_run_is_paused_resumed_and_stopped(
             assert code == 1 and err.startswith(f"gyre: no run is running: {run.run_id} has ended; `gyre train"), err
 
 
-async def test_a_run_is_stopped_when_its_step_has_ended(
-    gyre: Gyre, stack: Path, run: RunConfig, temporal: TemporalServer
+async def test_a_run_is_stopped_when_its_step_has_ended_from_a_container_too(
+    gyre: Gyre, tmp_path: Path, run: RunConfig, temporal: TemporalServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The environment of compose's services stands in for `stack.json`."""
+    for name, value in worker_settings(run, database, tmp_path, temporal=temporal.address).to_env().items():
+        monkeypatch.setenv(name, value)
     gate = Gate()
     async with running(run, temporal, gate) as (script, handle):
-        code, out, err = await asyncio.to_thread(gyre, "stop", "--finish-steps", "--data", stack)
+        code, out, err = await asyncio.to_thread(gyre, "stop", "--finish-steps")
         assert (code, err) == (0, "") and "when its open steps have ended" in out
         gate.is_open = True
         result = await handle.result()
