@@ -59,6 +59,8 @@ class Cell:
                 await self._train()
             if not self._stopped and workflow.info().is_continue_as_new_suggested():
                 await self._all_reported()
+                if self._stopped:  # meanwhile; what goes on would not know
+                    break
                 workflow.continue_as_new(
                     m.CellInput(
                         self._plan, self._name, self._role, self._want, self._reason,
