@@ -76,7 +76,8 @@ class ElasticScheduler:
             if self._stopped:
                 break
             await self._decide()
-            if not self._changed and workflow.info().is_continue_as_new_suggested():
+            told = self._changed or self._stopped  # while it decided: what goes on would not know of a stop
+            if not told and workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(
                     m.SchedulerInput(
                         self._plan, list(self._sources.values()), self._phases, self._told, self._reasons, self._facts,
