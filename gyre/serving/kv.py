@@ -131,11 +131,11 @@ def plan_kv(
         return None
     ours = f"gyre-kv-{os.getuid()}"
     root = MEMORY if _room(MEMORY) >= 2 * budget and _is_ours(MEMORY / ours) else spare
-    folder = root / ours / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
     try:
+        folder = root / ours / f"{run_id}-{_fingerprint(policy_path, serving, cell, spare)}"
         prefill, fetch = measure(shape, folder.parent, serving, cell, tokens)
-    except OSError as error:
-        log.warning("kv: nothing moves between cells, %s takes no pages: %s", folder.parent, error)
+    except OSError as error:  # the file system may have no hard links, or no room
+        log.warning("kv: nothing moves between cells, %s or %s cannot be used: %s", spare, root / ours, error)
         return None
     if serving.kv_migration == "on":
         fetch = FetchCost(0.0, 0.0)

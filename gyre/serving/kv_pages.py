@@ -173,7 +173,7 @@ class FolderUse:
     def close(self) -> None:
         """Let go; idempotent."""
         if self._lock >= 0:
-            if _taken(self._lock):
+            if _taken(self._lock) and _is_at(self._lock, self._path):
                 _remove(self._folder, self._path)
             os.close(self._lock)
             self._lock = -1

@@ -245,6 +245,14 @@ def test_what_a_device_takes_is_assumed(tmp_path: Path) -> None:
     assert prefill.seconds(1024) == pytest.approx(1024 * (shape.flops_per_token + 512 * shape.flops_per_pair) / 6e14)
 
 
+def test_a_folder_of_data_that_takes_nothing_has_no_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BIG))
+    (tmp_path / "data").write_text("a file where a folder should be")
+    with caplog.at_level(logging.WARNING):
+        plan = plan_kv("r", tmp_path, 8192, ServingConfig(kv_tokens=1024), CellConfig(name="c"), tmp_path / "data")
+    assert plan is None and f"{tmp_path / 'data'} or" in caplog.text
+
+
 def test_asked_for_it_moves_what_would_not_pay(tmp_path: Path) -> None:
     policy, cell = write_policy(tmp_path / "policy", 0), CellConfig(name="c")
     plan = plan_kv("r", policy, 1024, ServingConfig(kv_migration="on", kv_tokens=1024), cell, tmp_path)
