@@ -164,4 +164,5 @@ async def load_tree(
         calls = (await connection.execute(complete)).all()
         nodes = (await connection.execute(spans.order_by(Node.start, Node.id))).all()
         alive = (await connection.execute(select(Call.id, Call.kind).where(Call.id.in_(running)))).all()
-    return calls, nodes, int(top), {row.id: row.kind for row in alive}
+    top = max([top, *(call.seq for call in calls)])  # what was on its way as the first query ran may have come since
+    return calls, nodes, top, {row.id: row.kind for row in alive}
