@@ -65,6 +65,20 @@ def test_it_equals_attention_for_all_tokens(whole: Any, lengths: list[tuple[int,
     torch.testing.assert_close(b["output"], a["output"], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_it_does_in_what_servers_compute_with(whole: Any, dtype: torch.dtype, error: float, shared: bool) -> None:
+    """With heads that share keys and heads of their own; a sequence may have no new token."""
+    a, b = (arguments([(5, 300), (0, 5), (40, 0), (7, 7)], dtype) for _ in range(2))
+    for one in (a, b):
+        one |= {"req_to_token": one["req_to_token"].int(), "scaling": None, "enable_gqa": shared}
+        for cache in () if shared else ("k_cache", "v_cache"):
+            one[cache] = one[cache].repeat_interleave(HEADS // KEYS, 1)
+    whole(None, **a)
+    extend(whole, None, **b)
+    torch.testing.assert_close(b["output"], a["output"], rtol=0, atol=error)
+
+
 def test_new_tokens_do_not_see_what_comes_after_them(whole: Any) -> None:
     a, b = arguments([(8, 64)]), arguments([(8, 64)])
     last = b["req_to_token"][b["req_pool_indices"][0], 71]
