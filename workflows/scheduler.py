@@ -87,12 +87,13 @@ class ElasticScheduler:
 
     async def _decide(self) -> None:
         if self._sources:
-            before = dict(self._phases)
+            before, ends = dict(self._phases), self._ends
             facts = await verbs.read_cluster(m.ClusterRequest(self._plan.run_id))
             # A cell that changed meanwhile is not as it was measured; it would count as one that is down.
             steady = [c for c in facts.cells if self._phases.get(c.name) == before.get(c.name)]
             self._facts = replace(facts, cells=steady)
-            self._longest_s = max(self._longest_s, facts.oldest_age_s or 0.0)
+            if self._ends is ends:  # else it may be of a rollout of the step that has ended meanwhile
+                self._longest_s = max(self._longest_s, facts.oldest_age_s or 0.0)
         view = self._view()
         await asyncio.gather(
             *(

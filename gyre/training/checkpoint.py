@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from gyre.training.weights import copy_companions, set_dtype_in_config, write_hf_weights
@@ -75,7 +76,11 @@ def save_checkpoint(
             _sync(file)
         _sync(draft)
         final = _place(draft, root, name)
-    except Exception as error:  # of a disk that is full, each writer tells in its own way, and torch not at all
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # a full disk, as each writer says it
         free = shutil.disk_usage(root).free
         raise CheckpointError(
             f"{root}: the checkpoint of version {meta.version} cannot be written, where {free / 1e6:.0f} MB are free: "
