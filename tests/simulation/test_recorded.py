@@ -136,7 +136,7 @@ def test_an_evaluation_empties_the_run(engine: Engine) -> None:
 def test_the_command_prints_measured_and_simulated(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gyre.cli.simulate.open_database", lambda _: engine)
+    monkeypatch.setattr("gyre.cli.simulate.read_database", lambda _: engine)
     monkeypatch.setenv("COLUMNS", "200")
     with transaction(engine) as s:
         record(s, 0, 0.0)
