@@ -32,10 +32,8 @@ HEARTBEAT_S = 3.0
 
 @pytest.fixture
 def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    server = TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log")
-    server.start()
-    yield server
-    server.stop()
+    with TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log") as server:
+        yield server
 
 
 class Idle(CellEngine):

@@ -29,10 +29,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module")
 def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    server = TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log")
-    server.start()
-    yield server
-    server.stop()
+    with TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log") as server:
+        yield server
 
 
 @workflow.defn

@@ -27,10 +27,8 @@ seeds = itertools.count()
 
 @pytest.fixture(scope="module")
 def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    server = TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log")
-    server.start()
-    yield server
-    server.stop()
+    with TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log") as server:
+        yield server
 
 
 @pytest.fixture

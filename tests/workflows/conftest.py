@@ -14,10 +14,8 @@ from tests.workflows.server import NAMESPACE, TemporalServer
 @pytest.fixture(scope="session")
 def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
     """A real server, in memory."""
-    server = TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log")
-    server.start()
-    yield server
-    server.stop()
+    with TemporalServer(tmp_path_factory.mktemp("temporal") / "server.log") as server:
+        yield server
 
 
 @pytest.fixture
@@ -28,10 +26,8 @@ async def client(temporal: TemporalServer) -> AsyncIterator[Client]:
 @pytest.fixture
 def impatient_server(tmp_path: Path) -> Iterator[TemporalServer]:
     """A server that asks every workflow to continue as new after a few events."""
-    server = TemporalServer(tmp_path / "server.log", settings=("limit.historyCount.suggestContinueAsNew=40",))
-    server.start()
-    yield server
-    server.stop()
+    with TemporalServer(tmp_path / "server.log", settings=("limit.historyCount.suggestContinueAsNew=40",)) as server:
+        yield server
 
 
 @pytest.fixture

@@ -75,12 +75,8 @@ async def _make(server: TemporalServer) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        server = TemporalServer(Path(folder) / "server.log")
-        server.start()
-        try:
+        with TemporalServer(Path(folder) / "server.log") as server:
             asyncio.run(_make(server))
-        finally:
-            server.stop()
 
 
 if __name__ == "__main__":

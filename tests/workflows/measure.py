@@ -83,12 +83,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = TemporalServer(Path(folder) / "server.log", database=Path(folder) / "temporal.db")
-        server.start()
-        try:
+        with TemporalServer(Path(folder) / "server.log", database=Path(folder) / "temporal.db") as server:
             asyncio.run(measure(server, options.policy, options.seconds, options.steps))
-        finally:
-            server.stop()
 
 
 if __name__ == "__main__":

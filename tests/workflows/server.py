@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 from temporalio.client import Client
 
@@ -42,6 +43,13 @@ class TemporalServer:
             self._argv += ["--dynamic-config-value", setting]
         self._log = log
         self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         with self._log.open("ab") as log:
