@@ -74,9 +74,8 @@ async def _make(server: TemporalServer) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        with TemporalServer(Path(folder) / "server.log") as server:
-            asyncio.run(_make(server))
+    with tempfile.TemporaryDirectory() as folder, TemporalServer(Path(folder) / "server.log") as server:
+        asyncio.run(_make(server))
 
 
 if __name__ == "__main__":

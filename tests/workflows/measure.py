@@ -82,9 +82,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--steps", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        with TemporalServer(Path(folder) / "server.log", database=Path(folder) / "temporal.db") as server:
-            asyncio.run(measure(server, options.policy, options.seconds, options.steps))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TemporalServer(Path(folder) / "server.log", database=Path(folder) / "temporal.db") as server,
+    ):
+        asyncio.run(measure(server, options.policy, options.seconds, options.steps))
 
 
 if __name__ == "__main__":
