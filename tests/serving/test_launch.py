@@ -14,6 +14,7 @@ import pytest
 
 from gyre.config import CellConfig, ServingConfig
 from gyre.serving.kv import KvPlan
+from gyre.serving.kv_cost import FetchCost, PrefillCost
 from gyre.serving.launch import CONTEXT_SLACK, EngineProcess, EngineStartError, sglang_command
 
 SERVING = ServingConfig(max_running=12, kv_tokens=4096)
@@ -63,7 +64,8 @@ def test_cuda_command(policy: Path) -> None:
 
 def test_every_flag_is_known_to_the_installed_sglang(policy: Path) -> None:
     flags = set()
-    kv = KvPlan(policy / "pages", budget=1 << 20, least_tokens=64, patience_s_per_1k=1.0)
+    prefill, fetch = PrefillCost(0.0, 1e-3, 0.0, whole=True, source="a guess"), FetchCost(0.0, 0.0)
+    kv = KvPlan(policy / "pages", 1 << 20, 64, 1.0, prefill, fetch)
     for cell in (CellConfig(name="c1", cpus=[0]), CellConfig(name="c1", devices=[0])):
         argv, env = sglang_command(policy, 1, SERVING, cell, context=64, kv=kv)
         assert env["GYRE_SGLANG_KV"] == "1"
