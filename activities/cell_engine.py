@@ -15,6 +15,7 @@ from activities.cell_kv import CellKv
 from activities.cell_process import BackOff, FirstStart
 from activities.cell_store import CellStore
 from gyre.config import CellConfig
+from gyre.ports import LOOPBACK
 from gyre.serving.client import EngineClient, EngineError, warm_up
 from gyre.serving.launch import EngineProcess, EngineStartError
 from gyre.store.models import WeightVersion
@@ -40,11 +41,12 @@ class CellEngine:
     """Keeps one server running. `ready` is set while it can be used; `version` is the policy version that it holds."""
 
     def __init__(
-        self, store: CellStore, cell: CellConfig, log_path: Path, process: type[EngineProcess] = EngineProcess
-    ) -> None:
-        self._store, self._cell = store, cell
+        self, store: CellStore, cell: CellConfig, log_path: Path, process: type[EngineProcess] = EngineProcess, *,
+        host: str = LOOPBACK,
+    ) -> None:  # fmt: skip
+        self._store, self._cell, self._host = store, cell, host
         run = store.run
-        self.process = process(run.serving, cell, log_path, context=run.policy.context)
+        self.process = process(run.serving, cell, log_path, context=run.policy.context, host=host)
         self._kv = CellKv(run, cell, log_path.parent / "kv")
         self.ready = asyncio.Event()
         self.version: int | None = None
@@ -104,6 +106,11 @@ class CellEngine:
 
     async def _start(self) -> None:
         version, folder, _ = await self._store.newest_version()
+        if not await asyncio.to_thread(folder.is_dir):
+            raise EngineStartError(
+                f"version {version} of the policy lies in {folder}, which is not there on this machine; have the run's "
+                "machines share it"
+            )
         self.process.kv = await asyncio.to_thread(self._kv.decide, folder)
         self.process.start(folder, version)
         await asyncio.to_thread(warm_up)
@@ -159,6 +166,11 @@ class CellEngine:
     async def _replace(self, version: int, folder: Path, row: WeightVersion | None) -> None:
         client, incarnation = self._running(), self.process.incarnation
         pulled = None if row is None or row.ticket is None else await self._pull(row.ticket, version)
+        if pulled is None and not await asyncio.to_thread(folder.is_dir):  # the server would be lost over it
+            raise EngineError(
+                f"version {version} cannot be pulled from central now, and its checkpoint {folder} is not there on "
+                "this machine; have the run's machines share it, or wait for central"
+            )
 
         async def update(idle: bool = False) -> bool:
             if pulled is not None:
@@ -204,7 +216,7 @@ class CellEngine:
             ticket = Ticket.from_json(found_ticket)
             if self._puller is None or self._puller[0].incarnation != ticket.incarnation:
                 await asyncio.to_thread(self._close_puller)
-                self._puller = (ticket, await asyncio.to_thread(open_puller, ticket))
+                self._puller = (ticket, await asyncio.to_thread(open_puller, ticket, self._host))
             found, tensors = await asyncio.to_thread(self._puller[1].pull)
         except TransferError as error:
             log.warning("engine: v%d cannot be pulled, its checkpoint is read instead: %s", version, error)

@@ -17,12 +17,14 @@ from activities.cell_engine import CellEngine
 from activities.cell_store import CellStore
 from activities.cell_trainer import TRAINER_MODULE, CellTrainer, trainer_socket
 from gyre.config import CellConfig, RunConfig
+from gyre.ports import LOOPBACK, is_loopback
 from gyre.serving.launch import EngineProcess
 from gyre.serving.process import family, rss_mb, usable_cores
 from gyre.store import queries as q
 from gyre.store.queries import FencedError
 from gyre.store.queries.cells import Role
 from gyre.training.client import TrainerClient
+from gyre.training.protocol import Endpoint, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
@@ -42,18 +44,21 @@ PROGRAMS = Programs()
 
 
 class CellSite:
-    """Engine, trainer and role of one cell. `logs` and `sockets` are folders; `env` is the trainer's environment."""
+    """Engine, trainer and role of one cell. `logs` and `sockets` are folders; `env` is the trainer's environment.
+
+    `host`: address of this machine by which the gateway and the other cells' machines reach them.
+    """
 
     def __init__(
         self, run: RunConfig, cell: str, engine: Engine, *, logs: Path, sockets: Path, env: Mapping[str, str],
-        programs: Programs = PROGRAMS,
+        programs: Programs = PROGRAMS, host: str = LOOPBACK,
     ) -> None:  # fmt: skip
         self.config = _on_this_machine(run, cell)
         self.run, self.name, self.central = run, cell, self.config.central
         self.store = CellStore(engine, run, cell)
-        self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log", programs.engine)
-        self.trainer = CellTrainer(self.config, sockets, logs / f"trainer-{cell}.log", env, programs.trainer)
-        self._sockets = sockets
+        self.engine = CellEngine(self.store, self.config, logs / f"engine-{cell}.log", programs.engine, host=host)
+        self.trainer = CellTrainer(self.config, sockets, logs / f"trainer-{cell}.log", env, programs.trainer, host=host)
+        self._sockets, self._host = sockets, host
         self.role: Role = "rollout"
         """A cell begins by serving; its Cell workflow says what comes then."""
         self.taken = asyncio.Event()
@@ -72,10 +77,21 @@ class CellSite:
         log.info("cell %s: taken, epoch %d", self.name, epoch)
 
     async def central_trainer(self) -> TrainerClient:
-        """Where central's trainer listens now."""
-        central = self.run.central.name
-        epoch = await self.store.look(lambda s: q.cell_epoch(s, self.run.run_id, central))
-        return TrainerClient(trainer_socket(self._sockets, central, epoch))
+        """Where central's trainer listens now. An agent at a loopback address shares a machine with all the others.
+
+        Raises TrainerUnavailable where it is to be reached over the network, and listens there no more or not yet.
+        """
+        central, run_id = self.run.central.name, self.run.run_id
+        if is_loopback(self._host):
+            epoch = await self.store.look(lambda s: q.cell_epoch(s, run_id, central))
+            return TrainerClient(trainer_socket(self._sockets, central, epoch))
+        found = await self.store.look(lambda s: q.trainer_endpoint(s, run_id, central))
+        if found is None:
+            raise TrainerUnavailable(
+                f"cell {central}: its trainer listens at no address of the network; either it starts, or its agent has "
+                "no GYRE_HOST that other machines reach"
+            )
+        return TrainerClient(Endpoint(**found))
 
     async def keep(self) -> None:
         """Keep both processes and the row until cancelled; then end them, and say so in the row.
@@ -92,7 +108,7 @@ class CellSite:
         finally:
             # Both at once: each may take seconds to end.
             await asyncio.gather(asyncio.to_thread(self.engine.stop), asyncio.to_thread(self.trainer.stop))
-            self.trainer.incarnation = None
+            self.trainer.incarnation = self.trainer.endpoint = None
             self.role = "down"
             with contextlib.suppress(FencedError):  # then the row is another's
                 await self.report()
@@ -124,6 +140,7 @@ class CellSite:
                 kv_tokens=self.run.serving.kv_tokens,
                 engine_incarnation=engine.incarnation,
                 trainer_incarnation=self.trainer.incarnation,
+                trainer_endpoint=None if self.trainer.endpoint is None else self.trainer.endpoint.to_json(),
             )
 
     def phases(self) -> Phases:

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from activities.cell_process import BackOff, FirstStart
 from gyre.config import CellConfig
+from gyre.ports import LOOPBACK, is_loopback
 from gyre.serving.process import child_setup, end_group
 from gyre.training.client import TrainerClient
 from gyre.training.launch import trainer_command
-from gyre.training.protocol import KEEPER, TrainerStatus, TrainerUnavailable
+from gyre.training.protocol import KEEPER, TOKEN, Endpoint, TrainerStatus, TrainerUnavailable
 
 log = logging.getLogger("gyre.cell")
 
@@ -39,13 +41,18 @@ class CellTrainer:
     """Keeps one trainer running. `ready` is set while it answers; `incarnation` names its present life."""
 
     def __init__(
-        self, cell: CellConfig, sockets: Path, log_path: Path, env: Mapping[str, str], module: str = TRAINER_MODULE
-    ) -> None:
+        self, cell: CellConfig, sockets: Path, log_path: Path, env: Mapping[str, str], module: str = TRAINER_MODULE,
+        *, host: str = LOOPBACK,
+    ) -> None:  # fmt: skip
+        """Central's listens at `host` too, where that is an address that other machines reach."""
         self._cell, self._log_path, self._env, self._module = cell, log_path, dict(env), module
-        self._sockets, self._epoch = sockets, 0
-        self.client = TrainerClient(trainer_socket(sockets, cell.name, 0))
+        self._sockets, self._epoch, self._host, self._token = sockets, 0, host, ""
+        self._socket = trainer_socket(sockets, cell.name, 0)
+        self.client = TrainerClient(self._socket)
         self.ready = asyncio.Event()
         self.incarnation: str | None = None
+        self.endpoint: Endpoint | None = None
+        """Where agents on other machines reach the living trainer, if they can."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,7 +64,8 @@ class CellTrainer:
         """The agent has taken its cell: the trainers that it starts commit in this epoch. What is left of the sockets
         of agents before is removed."""
         self._epoch = epoch
-        self.client = TrainerClient(trainer_socket(self._sockets, self._cell.name, epoch))
+        self._socket = trainer_socket(self._sockets, self._cell.name, epoch)
+        self.client = TrainerClient(self._socket)
         for past in self._sockets.glob(f"trainer-{self._cell.name}-*.sock"):
             number = past.stem.removeprefix(f"trainer-{self._cell.name}-")
             if number.isdigit() and int(number) < epoch:
@@ -81,12 +89,13 @@ class CellTrainer:
             else:
                 first.worked()
                 self.incarnation = status.incarnation
+                self.endpoint = None if status.address is None else Endpoint(status.address, self._token)
                 self.ready.set()
                 log.info("trainer %s: ready at v%s", status.incarnation[:8], status.version)
                 await changed()
                 await self._until_gone(process)
             self.ready.clear()
-            self.incarnation = None
+            self.incarnation = self.endpoint = None
             await changed()
             await asyncio.to_thread(self.stop)
             pause = back_off.died()
@@ -121,9 +130,11 @@ class CellTrainer:
         return await self.client.status()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self.client.socket.unlink(missing_ok=True)  # of a trainer that was killed
+        self._socket.unlink(missing_ok=True)  # of a trainer that was killed
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        argv, env = trainer_command(self._module, self._cell, self.client.socket, self._epoch)
+        argv, env = trainer_command(self._module, self._cell, self._socket, self._epoch)
+        if self._cell.central and not is_loopback(self._host):
+            self._token = env[TOKEN] = secrets.token_urlsafe(24)
         with self._log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,

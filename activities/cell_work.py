@@ -188,8 +188,8 @@ async def _absorbed(site: CellSite, status: TrainerStatus, ticket: dict[str, Any
     asking = asyncio.create_task(central.absorb(status.step_id, ticket, status.incarnation))
     try:
         while not (await asyncio.wait({asking}, timeout=CENTRAL_LOOK_S))[0]:
-            if (await site.central_trainer()).socket != central.socket:
-                raise TrainerUnavailable(f"{central.socket}: central's agent was replaced during absorb")
+            if (await site.central_trainer()).at != central.at:
+                raise TrainerUnavailable(f"{central.at}: central's agent was replaced during absorb")
         asking.result()
     finally:
         asking.cancel()

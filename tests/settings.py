@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gyre.config import RunConfig
+from gyre.ports import LOOPBACK
 from workers.settings import WorkerSettings
 
 NOBODY = "127.0.0.1:9"
@@ -12,12 +13,13 @@ NOBODY = "127.0.0.1:9"
 
 
 def worker_settings(
-    run: RunConfig, database: str, data: Path, *, temporal: str = NOBODY, gateway: str = f"http://{NOBODY}"
-) -> WorkerSettings:
+    run: RunConfig, database: str, data: Path, *, temporal: str = NOBODY, gateway: str = f"http://{NOBODY}",
+    host: str = LOOPBACK,
+) -> WorkerSettings:  # fmt: skip
     """Settings of a worker of `run`, which is written to a file in the folder `data`. `database` is an SQLAlchemy URL;
     who needs neither Temporal nor a gateway gets an address without one."""
     config = data / "run.json"
     config.write_text(run.model_dump_json(), encoding="utf-8")
     return WorkerSettings(
-        database_url=database, temporal_address=temporal, gateway_url=gateway, data=data, run_config=config
+        database_url=database, temporal_address=temporal, gateway_url=gateway, data=data, run_config=config, host=host
     )

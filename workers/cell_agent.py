@@ -22,6 +22,7 @@ from temporalio.worker import Worker
 from activities.cell import CellActivities
 from activities.cell_process import CannotStart
 from activities.cell_site import PROGRAMS, CellSite, Programs
+from gyre.ports import is_loopback
 from gyre.store.db import STOPPED_S, make_engine
 from gyre.store.queries import FencedError
 from workers.settings import REPLACED, WorkerSettings, fail, settings_or_exit
@@ -47,6 +48,7 @@ def main(programs: Programs = PROGRAMS) -> None:
     names = [c.name for c in settings.run.cells]
     if cell not in names:
         fail(f"--cell: the run has no cell {cell!r}; its cells are {names}")
+    _check_machine(settings, cell)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -59,6 +61,18 @@ def main(programs: Programs = PROGRAMS) -> None:
         if (vain := group.subgroup(CannotStart)) is None:
             raise
         fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
+
+
+def _check_machine(settings: WorkerSettings, cell: str) -> None:
+    """One line and exit code 2 where this machine lacks what a cell of a run on several machines needs."""
+    run = settings.run
+    if run.stack.remote_cells and is_loopback(settings.host):
+        fail(
+            f"GYRE_HOST is {settings.host}, which other machines do not reach, but the run has cells on several "
+            f"(stack.remote_cells); set it to this machine's address in their network"
+        )
+    if not run.policy.path.is_dir():
+        fail(f"cell {cell}: policy.path: no folder {run.policy.path} on this machine; have the run's machines share it")
 
 
 def _replaced(error: BaseException, stay: bool) -> NoReturn:
@@ -81,6 +95,7 @@ async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None
         sockets=settings.sockets,
         env=settings.to_env(),
         programs=programs,
+        host=settings.host,
     )
     keeping = asyncio.create_task(site.keep())
     answering = asyncio.create_task(_answer(settings, site))

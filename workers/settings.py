@@ -16,6 +16,7 @@ from typing import NoReturn, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gyre.config import RunConfig
+from gyre.ports import LOOPBACK
 
 REPLACED = 3
 """Exit code of a worker whose work another one has taken over: a restart would only take it back."""
@@ -42,6 +43,9 @@ class WorkerSettings(BaseModel):
     """The data folder (absolute)."""
     run_config: Path
     """Path of the resolved run config, `RunConfig.model_dump_json()`."""
+    host: str = Field(LOOPBACK, pattern=r"^[A-Za-z1-9][A-Za-z0-9.-]*$")
+    """Address of this machine, of an interface of its own, at which a cell's engine, transfers and central's trainer
+    listen and are found: IPv4 (not 0.0.0.0) or a name. With cells on several machines, one that all of them reach."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:

@@ -27,7 +27,7 @@ from gyre.config import CellConfig
 from gyre.serving.process import child_setup, die_with_parent
 from gyre.store.queries import FencedError
 from gyre.training.hf_config import UnsupportedModelError, check_layout, read_shape
-from gyre.training.protocol import KEEPER, RENDEZVOUS
+from gyre.training.protocol import KEEPER, RENDEZVOUS, TOKEN
 from gyre.training.pulse import beat, end_of, start_rank
 from gyre.training.service import Commands, TrainerService
 from workers.settings import WorkerSettings, fail, settings_or_exit
@@ -69,8 +69,12 @@ def main(make_trainer: MakeTrainer | None = None) -> None:
     _pin(cell, rank)
     if rank > 0:
         _follow(settings, cell)
+    token = os.environ.get(TOKEN)
     service = TrainerService(
-        parsed.socket, incarnation, lambda: _replica(settings, cell, parsed.epoch, incarnation, make_trainer)
+        parsed.socket,
+        incarnation,
+        lambda: _replica(settings, cell, parsed.epoch, incarnation, make_trainer),
+        None if token is None else (settings.host, token),
     )
     asyncio.run(_serve(service))
 
@@ -142,7 +146,7 @@ def _replica(
     torch.set_num_threads(_threads(cell))
     imported = time.perf_counter()
     replica = Replica(
-        ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation, epoch),
+        ReplicaSettings(settings.run, cell.name, cell.central, settings.checkpoints, incarnation, epoch, settings.host),
         make_engine(settings.database_url, pool_size=1, stopped_s=db.STOPPED_S),
         None if make_trainer is None else make_trainer(settings, cell),
     )

@@ -13,6 +13,7 @@ from rich.console import Console
 from gyre.cli.data import DataOption, data_folder
 from gyre.cli.errors import CliError
 from gyre.cli.runfile import read_run_file
+from gyre.cli.stackfile import StackState
 from gyre.config import CellConfig, RunConfig
 from gyre.serving.launch import EngineStartError, sglang_command
 from gyre.training.launch import trainer_command
@@ -27,11 +28,17 @@ def cells(
     ] = 30000,
     data: DataOption = None,
 ) -> None:
-    """Print how every cell's server and trainer are started: on its own machine by its agent, on others by you."""
+    """Print how every cell's server and trainer are started: on its own machine by its agent, on others by you.
+
+    For the cells of stack.remote_cells: how their agents are started, which is all that you start of them.
+    """
     run = read_run_file(run_file)
+    folder = data_folder(data, run_file)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     try:
-        for line in lines(run, data_folder(data, run_file) / "sockets", port):
+        for line in lines(run, folder / "sockets", port):
+            console.print(line)
+        for line in agents(run, StackState.read(folder)):
             console.print(line)
     except EngineStartError as error:
         raise CliError(str(error)) from error
@@ -46,6 +53,18 @@ def lines(run: RunConfig, sockets: Path, port: int) -> Iterator[str]:
                 *sglang_command(run.policy.path, port, run.serving, cell, context=run.policy.context, node=node)
             )
             yield _shell(*trainer_command(TRAINER_MODULE, cell, sockets / f"trainer-{cell.name}-0.sock", node=node))
+
+
+def agents(run: RunConfig, stack: StackState | None) -> Iterator[str]:
+    """For each cell of another machine a comment, then its agent's command; without a stack, what to do first."""
+    for cell in run.stack.remote_cells:
+        yield f"# agent of {cell}: on its machine, in a checkout of this code, GYRE_HOST being that machine's address"
+        if stack is None or not stack.alive or stack.run_id != run.run_id:
+            yield "# its variables are known once the run's stack is up: gyre train, or gyre up, RUN.toml"
+        else:
+            yield _shell(
+                ["python", "-m", "workers.cell_agent", "--cell", cell], stack.environment | {"GYRE_HOST": "ADDRESS"}
+            )
 
 
 def _devices(cell: CellConfig) -> str:

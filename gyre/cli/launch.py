@@ -20,6 +20,7 @@ from gyre.cli.errors import CliError
 from gyre.cli.progress import StackProgress
 from gyre.cli.stackfile import StackState
 from gyre.config import RunConfig
+from gyre.ports import is_loopback
 
 SOURCE = Path(__file__).resolve().parents[2]
 """Folder of the packages gyre, workers, workflows and activities."""
@@ -96,6 +97,20 @@ def dies_with_parent() -> Callable[[], None]:
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
     return in_child
+
+
+def say_who_is_let_in(run: RunConfig, file: Path, console: Console) -> None:
+    """Where the stack of `run` is reached from other machines: what that means, and how their cells are started."""
+    stack = run.stack
+    if is_loopback(stack.listen):
+        return
+    console.print(
+        f"Postgres asks for its password at {stack.listen}; Temporal and the cells let everybody in who reaches them.",
+        style="yellow", soft_wrap=True,
+    )  # fmt: skip
+    if stack.remote_cells:
+        names = ", ".join(stack.remote_cells)
+        console.print(f"Started by you on other machines: {names}. How: gyre cells {file}", soft_wrap=True)
 
 
 def stack_log(data: Path) -> Path:

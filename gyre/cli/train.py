@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gyre.cli.data import DataOption, data_folder
 from gyre.cli.errors import CliError
-from gyre.cli.launch import start_supervisor, stop_supervisor, wait_ready, write_run_config
+from gyre.cli.launch import say_who_is_let_in, start_supervisor, stop_supervisor, wait_ready, write_run_config
 from gyre.cli.live import PlainView, draw
 from gyre.cli.runfile import read_run_file
 from gyre.cli.snapshot import RunSnapshot, take_snapshot
@@ -43,6 +43,7 @@ def train(
     again += (f" --steps {steps}" if steps is not None else "") + (f" --data {data}" if data else "")
     owned = False
     try:
+        say_who_is_let_in(run, run_file, console)
         stack, owned = _stack(folder, run, console, keep=keep)
         failed = _follow(folder, stack, run, console)
     except KeyboardInterrupt:

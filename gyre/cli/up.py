@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gyre.cli.data import DataOption, data_folder
 from gyre.cli.errors import CliError
-from gyre.cli.launch import start_supervisor, stop_supervisor, wait_ready, write_run_config
+from gyre.cli.launch import say_who_is_let_in, start_supervisor, stop_supervisor, wait_ready, write_run_config
 from gyre.cli.runfile import read_run_file
 from gyre.cli.stackfile import StackState
 
@@ -28,7 +28,8 @@ def up(
         raise CliError(f"a stack already runs on {folder} (pid {before.pid}); `gyre down --data {folder}` stops it")
     config = None
     if run is not None:
-        config = write_run_config(folder, read_run_file(run, seed=seed))
+        config = write_run_config(folder, read := read_run_file(run, seed=seed))
+        say_who_is_let_in(read, run, console)
     supervisor = start_supervisor(folder, config, tied=False)
     try:
         state = wait_ready(folder, supervisor, console)

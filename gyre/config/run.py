@@ -6,6 +6,7 @@ Pure data: workflows may import this module inside Temporal's sandbox.
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Address
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
@@ -443,10 +444,28 @@ class StackConfig(Section):
     """Port of the gateway; of the first one, where there are several."""
     gateways: int = Field(1, ge=1, le=64)
     """Gateway processes (each takes one core at most); a rollout belongs to one of them, by its token."""
+    listen: str = "127.0.0.1"
+    """IPv4 address of this machine in the network that it shares with those of `remote_cells`: Postgres, Temporal and
+    this machine's cells listen there. Whoever reaches Temporal or a cell may use it: give one of a private network."""
+    remote_cells: list[str] = []
+    """Names of cells whose agents are started on other machines, with what `gyre cells RUN.toml` prints once the stack
+    is up; the stack starts those of the others."""
     transfer: Literal["auto", "mooncake", "socket"] = "auto"
     """How bytes move between cells. `auto`: Mooncake by RDMA where there is a device for it and its library loads, else
     plain sockets (over TCP they are faster than Mooncake: docs/architecture.md, "Weights and gradients on the move").
     `mooncake` without such a device goes over TCP."""
+
+    @model_validator(mode="after")
+    def _is_reached(self) -> Self:
+        try:
+            known = IPv4Address(self.listen)
+        except ValueError:
+            raise ValueError(f"listen: {self.listen!r} is no IPv4 address, like 10.0.0.1") from None
+        if known.is_unspecified:
+            raise ValueError("listen: other machines use this address, too: give one of this machine, not 0.0.0.0")
+        if self.remote_cells and known.is_loopback:
+            raise ValueError(f"remote_cells: other machines do not reach this one at {self.listen}; give stack.listen")
+        return self
 
 
 class RunConfig(Section):
@@ -516,6 +535,9 @@ class RunConfig(Section):
         for name in self.scheduling.train_cells:
             if name not in names:
                 raise ValueError(f"scheduling.train_cells: no cell is named {name!r}; cells are {names}")
+        for name in self.stack.remote_cells:
+            if name not in names:
+                raise ValueError(f"stack.remote_cells: no cell is named {name!r}; cells are {names}")
         if self.scheduling.policy == "async":
             train = self.scheduling.train_cells or [self.central.name]
             if self.central.name not in train:

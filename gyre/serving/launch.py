@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from gyre.config import CellConfig, ServingConfig
-from gyre.ports import free_port
+from gyre.ports import LOOPBACK, free_port
 from gyre.serving.kv import KvPlan
 from gyre.serving.kv_hooks import VARIABLE as KV_VARIABLE
 from gyre.serving.process import child_setup, end_group
@@ -45,7 +45,7 @@ def sglang_command(
     *,
     version: int = 0,
     context: int | None = None,
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
     kv: KvPlan | None = None,
     node: int = 0,
 ) -> tuple[list[str], dict[str, str]]:
@@ -155,7 +155,7 @@ class EngineProcess:
         log_path: Path,
         *,
         context: int | None = None,
-        host: str = "127.0.0.1",
+        host: str = LOOPBACK,
     ) -> None:
         self._serving, self._cell, self._log_path = serving, cell, log_path
         self._context, self._host = context, host

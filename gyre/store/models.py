@@ -335,6 +335,8 @@ class Cell(Base):
     kv_tokens: Mapped[int | None]  # of the engine's cache; the gateway fills no more than that
     engine_incarnation: Mapped[str | None]
     trainer_incarnation: Mapped[str | None]
+    # of central's trainer, where other machines reach it: {address, token}; the token is a secret of the run's agents
+    trainer_endpoint: Mapped[dict[str, Any] | None]
     updated_at: Mapped[dt.datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
 
 

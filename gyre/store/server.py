@@ -23,7 +23,7 @@ from typing import IO
 import psutil
 import psycopg
 
-from gyre.ports import free_port
+from gyre.ports import LOOPBACK, free_port
 from gyre.store import privileges
 
 STOP_SIGNAL = signal.SIGINT
@@ -35,7 +35,7 @@ _USER = "gyre"
 # For two shared cores and a few dozen clients. fsync and synchronous_commit keep their defaults (on): what was
 # committed survives kill -9 and power loss.
 _SETTINGS = {
-    "listen_addresses": "127.0.0.1",
+    "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",
     "max_connections": "100",
     "shared_buffers": "64MB",
@@ -66,12 +66,16 @@ class ServerCommand:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def server_command(data_dir: Path, port: int) -> ServerCommand:
-    """The command of the server on `port` (0: a free one is chosen now) and the URL it will have."""
+def server_command(data_dir: Path, port: int, listen: str = LOOPBACK) -> ServerCommand:
+    """The command of the server on `port` (0: a free one is chosen now) and the URL it will have.
+
+    `listen`: IPv4 address at which it answers besides 127.0.0.1, whoever knows the password.
+    """
     data_dir = data_dir.absolute()
     port = port or free_port()
     argv = [sys.executable, "-m", "gyre.store.server", "--data", str(data_dir), "--port", str(port)]
-    url = f"postgresql+psycopg://{_USER}:{_password(data_dir)}@127.0.0.1:{port}/{DATABASE}"
+    argv += [] if listen == LOOPBACK else ["--listen", listen]
+    url = f"postgresql+psycopg://{_USER}:{_password(data_dir)}@{listen}:{port}/{DATABASE}"
     return ServerCommand(argv, url)
 
 
@@ -103,9 +107,9 @@ class PostgresServer:
     On Linux it also ends when the thread that started it does, however that happens.
     """
 
-    def __init__(self, data_dir: Path, port: int = 0, log: Path | None = None) -> None:
+    def __init__(self, data_dir: Path, port: int = 0, log: Path | None = None, *, listen: str = LOOPBACK) -> None:
         self.data_dir = data_dir.absolute()
-        self.port = port
+        self.port, self.listen = port, listen
         self.log = log or self.data_dir / "postgres.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -113,7 +117,7 @@ class PostgresServer:
     def start(self, timeout_s: float = 30.0) -> str:
         """Start the server, wait until it answers, and return its URL."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        command = server_command(self.data_dir, self.port)
+        command = server_command(self.data_dir, self.port, self.listen)
         with self.log.open("ab") as log:
             self.process = _spawn([*command.argv, "--end-with-parent"], log)
         try:
@@ -203,7 +207,8 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point of `python -m gyre.store.server`; never returns, since it becomes `postgres`."""
     parser = argparse.ArgumentParser(prog="python -m gyre.store.server", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the server's files")
-    parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
+    parser.add_argument("--port", type=int, required=True, help="TCP port")
+    parser.add_argument("--listen", default=LOOPBACK, help="IPv4 address to answer at besides 127.0.0.1")
     parser.add_argument("--end-with-parent", action="store_true", help="stop when the starting process ends")
     arguments = parser.parse_args(argv)
     if arguments.end_with_parent:
@@ -221,13 +226,23 @@ def main(argv: list[str] | None = None) -> None:
         os.chown(pgdata, account.pw_uid, account.pw_gid)
     if fresh:
         _initialise(pgdata, password)
-    settings = [item for key, value in _SETTINGS.items() for item in ("-c", f"{key}={value}")]
+    settings = [item for key, value in _settings(pgdata, arguments.listen).items() for item in ("-c", f"{key}={value}")]
     postgres = _binary("postgres")
     command = [str(postgres), "-D", str(pgdata), "-p", str(arguments.port), *settings]
     if account is not None:
         privileges.become(account, must_reach=[pgdata, postgres])
     sys.stderr.flush()
     os.execv(postgres, command)
+
+
+def _settings(pgdata: Path, listen: str) -> dict[str, str]:
+    """What the server is told. initdb's own rules let nobody in from elsewhere: beyond loopback it has others."""
+    if listen == LOOPBACK:
+        return _SETTINGS
+    rules = pgdata / "gyre_hba.conf"
+    rules.write_text("host all all all scram-sha-256\n", encoding="utf-8")
+    rules.chmod(0o644)  # the server may run as another user
+    return _SETTINGS | {"listen_addresses": f"{LOOPBACK},{listen}", "hba_file": str(rules)}
 
 
 def _initialise(pgdata: Path, password: str) -> None:

@@ -9,18 +9,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gyre.training.protocol import LINE_LIMIT, TrainerError, TrainerStatus, TrainerUnavailable, short_address
+from gyre.training.protocol import (
+    LINE_LIMIT,
+    Endpoint,
+    TrainerError,
+    TrainerStatus,
+    TrainerUnavailable,
+    short_address,
+)
+
+CONNECT_S = 10.0
+"""How long another machine may take to answer a connection."""
 
 
 class TrainerClient:
-    """Sends commands to the trainer at a unix socket; one connection a command, so that a restart needs no care.
+    """Sends commands to the trainer at a unix socket, or at an endpoint on another machine.
+
+    One connection a command, so that a restart needs no care.
 
     Every command raises TrainerError where the trainer refuses it, TrainerUnavailable where it does not answer; all
     may be sent again. A cancelled call leaves the command running in the trainer.
     """
 
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
+    def __init__(self, at: Path | Endpoint) -> None:
+        self.at = at
         self._ids = itertools.count()
 
     async def status(self, timeout_s: float = 5.0) -> TrainerStatus:
@@ -28,7 +40,7 @@ class TrainerClient:
         try:
             return TrainerStatus.from_json(await asyncio.wait_for(self.call("status"), timeout_s))
         except TimeoutError as error:
-            raise TrainerUnavailable(f"{self.socket}: no status within {timeout_s} s") from error
+            raise TrainerUnavailable(f"{self.at}: no status within {timeout_s} s") from error
 
     async def wait_ready(self, timeout_s: float = 120.0, pause_s: float = 0.1) -> TrainerStatus:
         """Wait until the process is up and has started. Raises TrainerUnavailable after `timeout_s`."""
@@ -39,7 +51,7 @@ class TrainerClient:
                 if status.busy != "start":
                     return status
             if asyncio.get_running_loop().time() > deadline:
-                raise TrainerUnavailable(f"{self.socket}: the trainer is not ready after {timeout_s} s; see its log")
+                raise TrainerUnavailable(f"{self.at}: the trainer is not ready after {timeout_s} s; see its log")
             await asyncio.sleep(pause_s)
 
     async def load(self, version: int) -> None:
@@ -94,24 +106,39 @@ class TrainerClient:
     async def call(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Any command by name."""
         number = next(self._ids)
-        line = json.dumps({"id": number, "command": command, "arguments": arguments}).encode() + b"\n"
+        request = {"id": number, "command": command, "arguments": arguments}
+        if isinstance(self.at, Endpoint):
+            request["token"] = self.at.token
+        reader, writer = await self._connect()
         try:
-            with short_address(self.socket) as address:
-                reader, writer = await asyncio.open_unix_connection(address, limit=LINE_LIMIT)
-        except OSError as error:
-            raise TrainerUnavailable(f"{self.socket}: no trainer listens: {error}") from error
-        try:
-            writer.write(line)
+            writer.write(json.dumps(request).encode() + b"\n")
             await writer.drain()
             answer = await reader.readline()
         except OSError as error:
-            raise TrainerUnavailable(f"{self.socket}: lost the trainer during {command}: {error}") from error
+            raise TrainerUnavailable(f"{self.at}: lost the trainer during {command}: {error}") from error
         finally:
             writer.close()
         if not answer:
-            raise TrainerUnavailable(f"{self.socket}: the trainer went away during {command}")
+            raise TrainerUnavailable(f"{self.at}: the trainer went away during {command}")
         data = json.loads(answer)
         if "error" in data:
             raise TrainerError(data["error"]["type"], data["error"]["message"])
         result: dict[str, Any] = data["result"]
         return result
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            if isinstance(self.at, Endpoint):
+                host, _, port = self.at.address.rpartition(":")
+                async with asyncio.timeout(CONNECT_S):
+                    return await asyncio.open_connection(host, int(port), limit=LINE_LIMIT)
+            with short_address(self.at) as address:
+                return await asyncio.open_unix_connection(address, limit=LINE_LIMIT)
+        except OSError as error:  # TimeoutError is one
+            hint = (
+                "; does this machine reach that address, its agent's GYRE_HOST?"
+                if isinstance(self.at, Endpoint)
+                else ""
+            )
+            why = str(error) or f"no answer within {CONNECT_S:g} s"
+            raise TrainerUnavailable(f"{self.at}: no trainer listens: {why}{hint}") from error

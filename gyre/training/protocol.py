@@ -3,6 +3,9 @@
     {"id": 1, "command": "micro_batch", "arguments": {"micro_batch_id": 7}}
     {"id": 1, "result": {...}}   or   {"id": 1, "error": {"type": "LedgerError", "message": "..."}}
 
+Central's trainer takes pushes over TCP too, where cells are on several machines: then each request holds the `token`
+that the trainer was started with, and only the commands of `FROM_AFAR` are answered.
+
 Free of torch: a cell's agent imports it.
 """
 
@@ -27,6 +30,12 @@ or what was is found when the command is sent again."""
 
 BESIDE = ("prefetch",)
 """Commands that run while another one computes: they touch nothing that a computation uses."""
+
+FROM_AFAR = ("status", "absorb")
+"""Commands that central's trainer takes over TCP, from the agents of other cells."""
+
+TOKEN = "GYRE_TRAINER_TOKEN"
+"""Environment variable: what a request over TCP must say. Without it a trainer listens at its unix socket alone."""
 
 LINE_LIMIT = 1 << 20
 """Longest line, in bytes."""
@@ -58,10 +67,26 @@ class TrainerStatus:
     """The command that runs; `start` until the process is ready; None: idle."""
     waiting: int
     """Commands that wait for it."""
+    address: str | None = None
+    """`host:port` at which it listens for other machines, if it does."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         return cls(**data)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the trainer of a cell on another machine is reached. `token` is new in every life of it."""
+
+    address: str
+    token: str
+
+    def __str__(self) -> str:
+        return self.address
+
+    def to_json(self) -> dict[str, str]:
+        return {"address": self.address, "token": self.token}
 
 
 class TrainerError(Exception):
@@ -74,7 +99,7 @@ class TrainerError(Exception):
 
 
 class TrainerUnavailable(ConnectionError):
-    """No trainer answers at the socket, or it went away before it answered."""
+    """No trainer answers at the socket or address, or it went away before it answered."""
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gyre.config import RunConfig
 from gyre.objective import divisor
+from gyre.ports import LOOPBACK
 from gyre.store import queries
 from gyre.store.db import transaction
 from gyre.store.queries import LedgerError
@@ -53,6 +54,8 @@ class ReplicaSettings:
     incarnation: str
     epoch: int = 0
     """In which its agent has the cell; 0: it has no agent, and works only while the cell has none."""
+    host: str = LOOPBACK
+    """Address of this machine at which others pull what it publishes."""
 
 
 class Replica:
@@ -132,6 +135,11 @@ class Replica:
             self.trainer.load(version, folder)
         else:
             pulled = None if row.ticket is None else self._pull_weights(row.ticket, version)
+            if pulled is None and not folder.is_dir():  # on another machine than central, perhaps
+                raise CommandError(
+                    f"version {version}: it cannot be pulled from central now, and its checkpoint {folder} is not on "
+                    "this machine; have the machines share that folder, or wait for central"
+                )
             self.trainer.load(version, read_hf_weights(folder) if pulled is None else pulled)
         return {"version": version}
 
@@ -152,8 +160,11 @@ class Replica:
         publisher = (ticket.incarnation, ticket.address)
         if self._source is None or self._source[0] != publisher:
             self._close_puller()
-            self._source = (publisher, open_puller(ticket))
+            self._source = (publisher, open_puller(ticket, self.settings.host))
         return self._source[1]
+
+    def _publisher(self, tensors: Mapping[str, Tensor]) -> WeightPublisher:
+        return open_publisher(tensors, self.settings.run.stack.transfer, self.settings.host)
 
     def _close_puller(self) -> None:
         if self._source is not None:
@@ -164,7 +175,7 @@ class Replica:
         self.load(version)
         weights = self.trainer.export_hf()
         if self._weights is None:
-            self._weights = (open_publisher(weights, self.settings.run.stack.transfer), weights)
+            self._weights = (self._publisher(weights), weights)
         else:
             for name, tensor in self._weights[1].items():
                 tensor.copy_(weights[name])
@@ -246,8 +257,7 @@ class Replica:
             self._check_ledger(step_id)
             gradient = self.trainer.gradient()
             if self._gradients is None:
-                publisher = open_publisher({"grad": gradient}, self.settings.run.stack.transfer)
-                self._gradients = (publisher, gradient)
+                self._gradients = (self._publisher({"grad": gradient}), gradient)
             else:
                 self._gradients[1].copy_(gradient)
             ticket = self._gradients[0].publish(step_id)
@@ -273,7 +283,7 @@ class Replica:
         self.begin(step_id)
         try:
             # Not kept: two buffers of a gradient's size a satellite would be dearer than the time that they would save.
-            puller = open_puller(Ticket.from_json(ticket["transfer"]))
+            puller = open_puller(Ticket.from_json(ticket["transfer"]), self.settings.host)
             try:
                 found, tensors = puller.pull()
             finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gyre.store.queries import FencedError
-from gyre.training.protocol import BESIDE, FENCED, LINE_LIMIT, REFUSALS, TrainerStatus, short_address
+from gyre.training.protocol import BESIDE, FENCED, FROM_AFAR, LINE_LIMIT, REFUSALS, TrainerStatus, short_address
 
 log = logging.getLogger("gyre.trainer")
 
@@ -49,10 +50,16 @@ class Commands(Protocol):
 
 
 class TrainerService:
-    """Serves a `Commands`. `start` builds it, on the work thread, while the socket already answers `status`."""
+    """Serves a `Commands`. `start` builds it, on the work thread, while the socket already answers `status`.
 
-    def __init__(self, socket: Path, incarnation: str, start: Callable[[], Commands]) -> None:
-        self.socket = socket
+    `afar`: address of this machine and the token, where trainers' agents on other machines may send `FROM_AFAR`.
+    """
+
+    def __init__(
+        self, socket: Path, incarnation: str, start: Callable[[], Commands], afar: tuple[str, str] | None = None
+    ) -> None:
+        self.socket, self._afar = socket, afar
+        self._address: str | None = None
         self.incarnation = incarnation
         self._start = start
         self._commands: Commands | None = None
@@ -70,10 +77,22 @@ class TrainerService:
         self.socket.unlink(missing_ok=True)
         with short_address(self.socket) as address:
             server = await asyncio.start_unix_server(self._connection, address, limit=LINE_LIMIT)
-        async with server:
+        async with contextlib.AsyncExitStack() as servers:
+            await servers.enter_async_context(server)
+            if self._afar is not None:
+                await servers.enter_async_context(await self._listen(*self._afar))
             await self._on_thread("start", self._begin)
             await self._fenced.wait()
         raise FencedError(self._why)
+
+    async def _listen(self, host: str, token: str) -> asyncio.Server:
+        """The server at a free port of `host`. Raises OSError, which names the address."""
+        try:
+            server = await asyncio.start_server(partial(self._connection, token=token), host, 0, limit=LINE_LIMIT)
+        except OSError as error:
+            raise OSError(f"GYRE_HOST: cannot listen at {host}, give an address of this machine: {error}") from error
+        self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
+        return server
 
     def _begin(self) -> None:
         self._commands = self._start()
@@ -90,24 +109,33 @@ class TrainerService:
             asleep=c is not None and c.asleep,
             busy=self._busy,
             waiting=max(0, self._pending - 1),
+            address=self._address,
         )
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None = None
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
+                writer.write(json.dumps(await self._answer(line, token)).encode() + b"\n")
                 await writer.drain()
                 if self._why:  # only now: whoever asked is told
                     self._fenced.set()
         writer.close()
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes, token: str | None = None) -> dict[str, Any]:
+        """`token`: what the request must know, where it comes over the network."""
         number: Any = None
         try:
             request = json.loads(line)
             number, command, arguments = request["id"], request["command"], request.get("arguments", {})
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             return _failure(number, "ProtocolError", f"a request is {{id, command, arguments}}: {error!r}")
+        if token is not None:
+            if not hmac.compare_digest(str(request.get("token", "")).encode(), token.encode()):
+                return _failure(number, "ProtocolError", "the token is not this trainer's; look up its row in `cells`")
+            if command not in FROM_AFAR:
+                return _failure(number, "ProtocolError", f"from another machine only {FROM_AFAR}, not {command!r}")
         if command == "status":
             return {"id": number, "result": vars(self.status())}
         try:

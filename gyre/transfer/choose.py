@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from gyre.ports import LOOPBACK
 from gyre.transfer.base import Backend, Ticket, WeightPublisher, WeightPuller
 
 log = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 def open_publisher(
     params: Mapping[str, torch.Tensor],
     backend: Literal["auto", "mooncake", "socket"] = "auto",
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
 ) -> WeightPublisher:
     """A publisher of `params` (contiguous CPU tensors of any dtype, read at each publish), reachable at `host`.
 
@@ -33,8 +34,11 @@ def open_publisher(
     return MooncakePublisher(params, host)
 
 
-def open_puller(ticket: Ticket, host: str = "127.0.0.1") -> WeightPuller:
-    """A puller for `ticket`, by the backend that made it. Raises TransferError where that is not available here."""
+def open_puller(ticket: Ticket, host: str = LOOPBACK) -> WeightPuller:
+    """A puller for `ticket`, by the backend that made it; `host`: of this machine, which Mooncake answers at.
+
+    Raises TransferError where that backend is not available here.
+    """
     if ticket.backend == "socket":
         from gyre.transfer.sockets import SocketPuller
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from gyre.ports import LOOPBACK
 from gyre.transfer.base import (
     Checksum,
     CorruptTransfer,
@@ -165,7 +166,7 @@ def _give_back_late() -> None:
 class MooncakePublisher:
     """Two registered slots that pullers read by themselves."""
 
-    def __init__(self, params: Mapping[str, torch.Tensor], host: str = "127.0.0.1") -> None:
+    def __init__(self, params: Mapping[str, torch.Tensor], host: str = LOOPBACK) -> None:
         self._memory = _Memory(host)
         self._slots = Slots(params)
         for buffer in self._slots.buffers:
@@ -203,7 +204,7 @@ class MooncakePublisher:
 class MooncakePuller:
     """Reads a publisher's memory into two registered buffers, by turns."""
 
-    def __init__(self, ticket: Ticket, host: str = "127.0.0.1", chunk: int = _CHUNK) -> None:
+    def __init__(self, ticket: Ticket, host: str = LOOPBACK, chunk: int = _CHUNK) -> None:
         self._ticket, self._host, self._chunk = ticket, host, chunk
         self._begin()
 

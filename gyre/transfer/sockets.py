@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from gyre.ports import LOOPBACK
 from gyre.transfer.base import (
     Checksum,
     CorruptTransfer,
@@ -49,7 +50,7 @@ _FRAME_LIMIT = 64 << 20
 class SocketPublisher:
     """Serves the two slots from a thread per pull."""
 
-    def __init__(self, params: Mapping[str, torch.Tensor], host: str = "127.0.0.1") -> None:
+    def __init__(self, params: Mapping[str, torch.Tensor], host: str = LOOPBACK) -> None:
         self._slots = Slots(params)
         self._states = [SlotState() for _ in self._slots.buffers]
         self._incarnation, self._token = new_incarnation(), secrets.token_urlsafe(24)

@@ -60,6 +60,7 @@ def upgrade() -> None:
         sa.Column("kv_tokens", sa.Integer(), nullable=True),
         sa.Column("engine_incarnation", sa.Text(), nullable=True),
         sa.Column("trainer_incarnation", sa.Text(), nullable=True),
+        sa.Column("trainer_endpoint", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint(
             "role IN ('rollout', 'to_train', 'train', 'to_rollout', 'down')", name=op.f("ck_cells_role_known")

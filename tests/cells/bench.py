@@ -14,6 +14,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.cell import CellActivities
 from activities.cell_site import CellSite
 from gyre.config import RunConfig
+from gyre.ports import LOOPBACK
 from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.handout import hand_out
@@ -36,10 +37,10 @@ class Step:
 class Bench:
     """`central` is the cell c0, `satellite` c1; activities run as a worker would run them."""
 
-    def __init__(self, run: RunConfig, db: Engine, database: str, data: Path) -> None:
+    def __init__(self, run: RunConfig, db: Engine, database: str, data: Path, host: str = LOOPBACK) -> None:
         self.run, self.db = run, db
-        settings = worker_settings(run, database, data)
-        places = {"logs": settings.logs, "sockets": settings.sockets, "env": settings.to_env()}
+        settings = worker_settings(run, database, data, host=host)
+        places = {"logs": settings.logs, "sockets": settings.sockets, "env": settings.to_env(), "host": host}
         self.central = CellSite(run, "c0", db, **places)  # type: ignore[arg-type]
         self.satellite = CellSite(run, "c1", db, **places)  # type: ignore[arg-type]
         self.on_central, self.on_satellite = CellActivities(self.central), CellActivities(self.satellite)
@@ -89,7 +90,8 @@ class Bench:
     async def sample_step(
         self, index: int, rewards: tuple[float, ...] = (1, 0, 1, 0), *, open_group: bool = False
     ) -> Step:
-        """Open step `index` with one group whose rollouts the satellite's engine samples, as a gateway records them.
+        """Open step `index` with one group whose rollouts the satellite's engine samples, where its row says that it
+        is, as a gateway records them.
 
         `open_group`: another group stays open until `close`.
         """
@@ -98,7 +100,7 @@ class Bench:
             tasks = [q.TaskRef(f"org/task-{i}", "/task", "f") for i in range(1 + open_group)]
             group, *others = q.create_groups(session, tasks, step_id=step_id)
             rollouts = q.create_rollouts(session, group, len(rewards), temperature=1.0, harness="command")
-        url = self.satellite.engine.url
+        url = self.cell().engine_url
         assert url is not None
         prompts = [list(range(20 + 7 * i, 60 + 7 * i)) for i in range(len(rewards))]
         answers = await asyncio.gather(*[generate(url, p, 50) for p in prompts])

@@ -119,10 +119,10 @@ class Faults:
         if fault in ("after", "kill-after"):
             raise error
 
-    def publisher(self, tensors: Mapping[str, Tensor], backend: str = "auto") -> Publisher:
+    def publisher(self, tensors: Mapping[str, Tensor], backend: str, host: str) -> Publisher:
         return Publisher(self, tensors)
 
-    def puller(self, ticket: Ticket) -> Puller:
+    def puller(self, ticket: Ticket, host: str) -> Puller:
         return Puller(self, ticket)
 
 

@@ -140,12 +140,12 @@ def cut_pulls(orders: Path) -> None:
     module = importlib.import_module(REPLICA)
     direct, kept = module.open_puller, module.Replica._puller
 
-    def open_puller(ticket: Any) -> Any:
+    def open_puller(ticket: Any, host: str) -> Any:
         if not orders.exists():
-            return direct(ticket)
+            return direct(ticket, host)
         cut = Cut(**json.loads(orders.read_text()))
         orders.unlink()
-        return direct(through(ticket, cut))
+        return direct(through(ticket, cut), host)
 
     def puller(replica: Any, ticket: Any) -> Any:
         if orders.exists():  # the connection that it keeps is not the one to be cut

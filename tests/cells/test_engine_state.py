@@ -74,10 +74,10 @@ class Store:
     """The newest version, and the run."""
 
     def __init__(self, run: RunConfig) -> None:
-        self.run, self.newest = run, 0
+        self.run, self.newest, self.folder = run, 0, run.policy.path
 
     async def newest_version(self) -> tuple[int, Path, Any]:
-        return self.newest, Path("/nowhere"), None
+        return self.newest, self.folder, None
 
 
 @pytest.fixture
@@ -139,6 +139,15 @@ async def test_a_device_that_gave_its_memory_takes_its_weights_anew(
         await engine.release()
         assert await engine.resume() == 0
         assert server.told == ["pause", "release_memory", "resume_memory", "resume", *told]
+
+
+async def test_a_checkpoint_that_is_not_on_this_machine_ends_no_server(
+    engine: CellEngine, store: Store, server: Server
+) -> None:
+    store.newest, store.folder = 1, Path("/nowhere/v1")
+    with pytest.raises(EngineError, match=r"checkpoint /nowhere/v1 is not there on this machine; have the run's machi"):
+        await engine.load(1)
+    assert engine.version == 0 and not server.told
 
 
 async def test_a_cancelled_load_is_finished(engine: CellEngine, store: Store, server: Server) -> None:

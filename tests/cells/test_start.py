@@ -15,7 +15,7 @@ from activities.cell_engine import CellEngine
 from activities.cell_process import START_TRIES, CannotStart, FirstStart
 from activities.cell_store import CellStore
 from activities.cell_trainer import CellTrainer
-from gyre.config import CellConfig, RunConfig
+from gyre.config import CellConfig, RunConfig, StackConfig
 from gyre.store.queries import FencedError
 from workers import cell_agent
 
@@ -81,10 +81,11 @@ async def test_a_trainer_whose_settings_are_wrong(two_tries: None, tmp_path: Pat
     ],
 )
 def test_an_agent_that_should_not_be_started_again_says_why_in_one_line(
-    error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
     """By the code the supervisor knows that another start would not help, or would take the cell back."""
-    run = SimpleNamespace(cells=[CellConfig(name="c0")])
+    policy = SimpleNamespace(path=tmp_path)
+    run = SimpleNamespace(cells=[CellConfig(name="c0")], stack=StackConfig(), policy=policy)
 
     async def serve(*_: object) -> None:
         raise ExceptionGroup("tasks", [error])

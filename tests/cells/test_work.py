@@ -30,6 +30,7 @@ class Script:
     central: bool = False
     name: str = "c1"
     incarnation: str = "me"
+    at: str = "central's socket"
 
     @property
     def store(self) -> Script:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
+from gyre.cli.stackfile import StackState, start_ticks
 from tests.cli.conftest import Gyre
+from workers.settings import WorkerSettings
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 RUN = """
@@ -112,3 +115,50 @@ def test_the_example_of_one_gpu_machine(gyre: Gyre, tmp_path: Path) -> None:
         assert given == {"--device": "cuda", "--tp-size": str(ranks), "--pp-size": "1", "--dtype": "bfloat16"}
         assert argv[argv.index("--context-length") + 1] == "32776" and "--enable-memory-saver" in argv
         assert shlex.split(trainer)[-8:-6] == ["-m", "workers.trainer"], trainer
+
+
+REMOTE = RUN + '[stack]\nlisten = "10.0.0.1"\nremote_cells = ["small"]\n'
+
+
+def test_the_agent_of_a_cell_elsewhere(gyre: Gyre, tmp_path: Path) -> None:
+    write_policy(tmp_path, key_value_heads=4)
+    (tmp_path / "run.toml").write_text(REMOTE)
+    code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path)
+    assert code == 0, err
+    assert out.splitlines()[-1].startswith("# its variables are known once the run's stack is up")
+    known = WorkerSettings(
+        database_url="postgresql+psycopg://gyre:secret@10.0.0.1:5/gyre", temporal_address="10.0.0.1:7",
+        gateway_url="http://127.0.0.1:8", data=tmp_path, run_config=tmp_path / "config.json", host="10.0.0.1",
+    )  # fmt: skip
+    me = os.getpid()
+    StackState(
+        state="ready", pid=me, pid_start=start_ticks(me) or 0, run_id="wide-s0", environment=known.to_env()
+    ).write(tmp_path)
+    code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path)
+    assert code == 0, err
+    comment, command = out.splitlines()[-2:]
+    assert comment.startswith("# agent of small: on its machine")
+    env, *rest = shlex.split(command)
+    variables = dict(word.split("=", 1) for word in rest[:-5])
+    assert env == "env" and rest[-5:] == ["python", "-m", "workers.cell_agent", "--cell", "small"]
+    there = WorkerSettings.from_env({**variables, "GYRE_HOST": "10.0.0.2"})
+    assert there == known.model_copy(update={"host": "10.0.0.2"})
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (
+            'remote_cells = ["small"]',
+            "remote_cells: other machines do not reach this one at 127.0.0.1; give stack.listen",
+        ),
+        ('listen = "0.0.0.0"', "listen: other machines use this address, too: give one of this machine, not 0.0.0.0"),
+        ('listen = "gpu-1"', "listen: 'gpu-1' is no IPv4 address, like 10.0.0.1"),
+        ('listen = "10.0.0.1"\nremote_cells = ["none"]', "stack.remote_cells: no cell is named 'none'"),
+    ],
+)
+def test_what_cannot_be_of_cells_elsewhere(gyre: Gyre, tmp_path: Path, stack: str, line: str) -> None:
+    write_policy(tmp_path, key_value_heads=4)
+    (tmp_path / "run.toml").write_text(f"{RUN}[stack]\n{stack}\n")
+    code, _, err = gyre("cells", tmp_path / "run.toml")
+    assert code == 2 and err.count("\n") == 1 and line in err

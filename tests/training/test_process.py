@@ -154,7 +154,7 @@ async def test_status_is_answered_during_start_and_refusals_are_named(world, pro
         with pytest.raises(TrainerError) as caught:
             await client.call(command, **arguments)
         assert caught.value.kind == kind
-    reader, writer = await asyncio.open_unix_connection(str(client.socket))
+    reader, writer = await asyncio.open_unix_connection(str(client.at))
     writer.write(b"not json\n")
     assert b"ProtocolError" in await reader.readline()
     writer.close()

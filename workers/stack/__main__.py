@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gyre.cli.stackfile import StackState, start_ticks
-from gyre.config import RunConfig
+from gyre.config import RunConfig, StackConfig
 from workers.settings import fail
 from workers.stack.cpu_log import CpuLog
 from workers.stack.lock import StackLock
@@ -78,8 +78,9 @@ def _plan(data: Path, run_config: Path | None, agent: str) -> StackPlan:
     before = StackState.read(data)
     wanted = {} if run is None else {name: getattr(run.stack, f"{name}_port") for name in ("temporal", "ui", "gateway")}
     try:
-        gateways = 1 if run is None else run.stack.gateways
-        ports, changed = choose_ports(wanted, before.ports if before else {}, gateways=gateways)
+        kept = before.ports if before else {}
+        stack = StackConfig() if run is None else run.stack
+        ports, changed = choose_ports(wanted, kept, gateways=stack.gateways, listen=stack.listen)
     except PortError as error:
         fail(str(error))
     for name in changed:

@@ -51,9 +51,9 @@ def postgres_answers(libpq_url: str) -> Check:
     return check
 
 
-def polls_queue(http_port: int, namespace: str, queue: str) -> Check:
-    """A Temporal worker has polled `queue` since the process was started."""
-    url = f"http://127.0.0.1:{http_port}/api/v1/namespaces/{namespace}/task-queues/{queue}"
+def polls_queue(http_address: str, namespace: str, queue: str) -> Check:
+    """A Temporal worker has polled `queue` since the process was started. `http_address`: Temporal's, `host:port`."""
+    url = f"http://{http_address}/api/v1/namespaces/{namespace}/task-queues/{queue}"
 
     async def check(since: float) -> str | None:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 
+from gyre.ports import LOOPBACK
+
 NAMES = ("postgres", "temporal", "ui", "temporal_http", "temporal_metrics", "gateway")
 
 
@@ -23,44 +25,50 @@ class PortError(Exception):
 
 
 def choose_ports(
-    wanted: dict[str, int], kept: dict[str, int], *, gateways: int = 1
+    wanted: dict[str, int], kept: dict[str, int], *, gateways: int = 1, listen: str = LOOPBACK
 ) -> tuple[dict[str, int], list[str]]:
     """Ports by name: the one `wanted` (nonzero), else the one `kept` from before if free, else any free one.
 
-    Returns the ports and the names of kept ports that had to change. Raises PortError where a wanted one is taken.
+    Free is one at 127.0.0.1 and at `listen`.
+
+    Returns the ports and the names of kept ports that had to change. Raises PortError where a wanted one is taken, or
+    `listen` is no address of this machine.
     """
+    if not is_free(0, listen):
+        raise PortError(f"stack.listen: {listen} is no address of this machine; `ip address` shows them")
     chosen: dict[str, int] = {}
     changed: list[str] = []
     for name in (*NAMES, *gateway_names(gateways)[1:]):
         want, keep = wanted.get(name, 0), kept.get(name, 0)
         if want:
-            if want in chosen.values() or not is_free(want):
+            if want in chosen.values() or not is_free(want, listen):
                 raise PortError(f"stack.{name}_port: port {want} is in use; choose another one, or 0 for any free one")
             chosen[name] = want
-        elif keep and keep not in chosen.values() and is_free(keep):
+        elif keep and keep not in chosen.values() and is_free(keep, listen):
             chosen[name] = keep
         else:
-            chosen[name] = _any_free(set(chosen.values()) | set(wanted.values()) | set(kept.values()))
+            chosen[name] = _any_free(set(chosen.values()) | set(wanted.values()) | set(kept.values()), listen)
             if keep:
                 changed.append(name)
     return chosen, changed
 
 
-def is_free(port: int) -> bool:
-    """Whether a server could listen on 127.0.0.1:port now."""
-    with socket.socket() as probe:
-        # As servers do: connections in TIME_WAIT from a run before do not make a port taken.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-            probe.listen(1)
-        except OSError:
-            return False
+def is_free(port: int, listen: str = LOOPBACK) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1, and of `listen`, now."""
+    for host in {LOOPBACK, listen}:
+        with socket.socket() as probe:
+            # As servers do: connections in TIME_WAIT from a run before do not make a port taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen(1)
+            except OSError:
+                return False
     return True
 
 
-def _any_free(taken: set[int]) -> int:
+def _any_free(taken: set[int], listen: str) -> int:
     for port in random.sample(_RANGE, k=200):
-        if port not in taken and is_free(port):
+        if port not in taken and is_free(port, listen):
             return port
     raise PortError(f"no free port between {_RANGE.start} and {_RANGE.stop}; end what uses them")

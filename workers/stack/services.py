@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.config import RunConfig
+from gyre.ports import LOOPBACK
 from gyre.store.db import libpq_url
 from gyre.store.server import server_command
 from workers.settings import WorkerSettings
@@ -53,7 +54,12 @@ class StackPlan:
     @property
     def database_url(self) -> str:
         """SQLAlchemy's URL of the database."""
-        return server_command(self.data / "postgres", self.ports["postgres"]).url
+        return server_command(self.data / "postgres", self.ports["postgres"], self.host).url
+
+    @property
+    def host(self) -> str:
+        """Address at which Postgres, Temporal and cells are found; harnesses and people stay at 127.0.0.1."""
+        return LOOPBACK if self.run is None else self.run.stack.listen
 
     @property
     def gateways(self) -> list[str]:
@@ -64,11 +70,12 @@ class StackPlan:
         """What every process of the stack gets. GYRE_DATA also marks it as one of this stack's."""
         settings = WorkerSettings(
             database_url=self.database_url,
-            temporal_address=f"127.0.0.1:{self.ports['temporal']}",
+            temporal_address=f"{self.host}:{self.ports['temporal']}",
             temporal_namespace=self.namespace,
             gateway_url=",".join(f"http://127.0.0.1:{self.ports[name]}" for name in self.gateways),
             data=self.data,
             run_config=self.run_config or self.data / "no-run",
+            host=self.host,
         )
         return settings.to_env()
 
@@ -86,7 +93,8 @@ def run_stages(plan: StackPlan) -> list[list[ChildSpec]]:
     host = [
         _worker("rollout-host", "workers.rollout_host", env, ready=_polls(plan, ROLLOUTS_QUEUE), leans_on_others=True)
     ]
-    cells = [_cell(plan, cell.name, env) for cell in plan.run.cells]
+    remote = plan.run.stack.remote_cells
+    cells = [_cell(plan, cell.name, env) for cell in plan.run.cells if cell.name not in remote]
     front = [
         *(_gateway(plan, index, env) for index in range(plan.run.stack.gateways)),
         _worker("control", "workers.control", env, ready=_polls(plan, CONTROL_QUEUE)),
@@ -95,7 +103,7 @@ def run_stages(plan: StackPlan) -> list[list[ChildSpec]]:
 
 
 def _postgres(plan: StackPlan, env: dict[str, str]) -> ChildSpec:
-    command = server_command(plan.data / "postgres", plan.ports["postgres"])
+    command = server_command(plan.data / "postgres", plan.ports["postgres"], plan.host)
     return ChildSpec(
         name="postgres",
         argv=command.argv,
@@ -112,7 +120,7 @@ def _temporal(plan: StackPlan) -> ChildSpec:
     binary = Path(sys.executable).parent / "temporal"
     argv = [
         str(binary), "server", "start-dev",
-        "--ip", "127.0.0.1", "--port", str(ports["temporal"]), "--ui-port", str(ports["ui"]),
+        "--ip", plan.host, "--port", str(ports["temporal"]), "--ui-ip", LOOPBACK, "--ui-port", str(ports["ui"]),
         "--http-port", str(ports["temporal_http"]), "--metrics-port", str(ports["temporal_metrics"]),
         "--db-filename", str(folder / f"temporal-{TEMPORAL_CLI}.db"),
         # SQLite's default journal makes the server four times slower.
@@ -134,7 +142,7 @@ def _temporal(plan: StackPlan) -> ChildSpec:
             "GOGC": "400",
         },
         ready=health.all_of(
-            health.http_ok(f"http://127.0.0.1:{ports['temporal_http']}/api/v1/namespaces/{plan.namespace}"),
+            health.http_ok(f"http://{plan.host}:{ports['temporal_http']}/api/v1/namespaces/{plan.namespace}"),
             health.http_ok(f"http://127.0.0.1:{ports['ui']}/"),
         ),
         stop_within_s=10.0,
@@ -179,7 +187,7 @@ def _worker(
 
 
 def _polls(plan: StackPlan, queue: str) -> health.Check:
-    return health.polls_queue(plan.ports["temporal_http"], plan.namespace, queue)
+    return health.polls_queue(f"{plan.host}:{plan.ports['temporal_http']}", plan.namespace, queue)
 
 
 def _python_env(plan: StackPlan) -> dict[str, str]:

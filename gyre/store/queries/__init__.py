@@ -12,6 +12,7 @@ from gyre.store.queries.cells import (
     end_role_change,
     living_trainers,
     start_role_change,
+    trainer_endpoint,
     upsert_cell,
 )
 from gyre.store.queries.evaluations import evaluations, finish_evaluation, open_evaluation
@@ -125,6 +126,7 @@ __all__ = [
     "step_row",
     "step_targets",
     "take_cell",
+    "trainer_endpoint",
     "trees",
     "unclaim",
     "unfinished_steps",

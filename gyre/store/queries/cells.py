@@ -30,6 +30,7 @@ class CellUpdate(TypedDict, total=False):
     kv_tokens: int
     engine_incarnation: str | None
     trainer_incarnation: str | None
+    trainer_endpoint: dict[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ def living_trainers(session: Session, run_id: str, within_s: float) -> set[str]:
     fresh = Cell.updated_at >= func.now() - dt.timedelta(seconds=within_s)
     query = select(Cell.trainer_incarnation).where(Cell.run_id == run_id, Cell.trainer_incarnation.is_not(None), fresh)
     return {found for found in session.scalars(query) if found is not None}
+
+
+def trainer_endpoint(session: Session, run_id: str, name: str) -> dict[str, str] | None:
+    """Where other machines reach the trainer of the cell, {address, token}; None: nowhere, or it does not run."""
+    return session.scalars(select(Cell.trainer_endpoint).where(Cell.run_id == run_id, Cell.name == name)).first()
 
 
 def start_role_change(session: Session, run_id: str, cell: str, from_role: str, to_role: str, reason: str) -> int:

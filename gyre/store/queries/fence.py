@@ -26,7 +26,7 @@ def take_cell(session: Session, run_id: str, name: str, *, central: bool, max_ru
     """
     anew = {
         "central": central, "role": "rollout", "max_running": max_running, "engine_url": None, "routable": False,
-        "serving_version": None, "engine_incarnation": None, "trainer_incarnation": None,
+        "serving_version": None, "engine_incarnation": None, "trainer_incarnation": None, "trainer_endpoint": None,
     }  # fmt: skip
     taken = insert(Cell).values(name=name, run_id=run_id, epoch=1, **anew)
     return session.scalars(
