@@ -105,7 +105,8 @@ def say_who_is_let_in(run: RunConfig, file: Path, console: Console) -> None:
     if is_loopback(stack.listen):
         return
     console.print(
-        f"Postgres asks for its password at {stack.listen}; Temporal and the cells let everybody in who reaches them.",
+        f"Postgres and cells listen at {stack.listen}, Temporal at every one of this machine; only Postgres asks for "
+        "a password.",
         style="yellow", soft_wrap=True,
     )  # fmt: skip
     if stack.remote_cells:

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from temporalio.client import Client
-from temporalio.testing import WorkflowEnvironment
+from temporalio.service import RPCError
 
 from gyre.config import RunConfig
+from gyre.ports import free_port
 from gyre.store import queries as q
 from gyre.store.db import make_engine, transaction
 from gyre.store.migrate import upgrade
@@ -73,7 +74,33 @@ class Apart:
         try:
             await self.bench.until(true, 150)
         except AssertionError as error:
-            raise AssertionError(f"{error}; its agent's log ends: {self.log.read_text()[-3000:]}") from error
+            raise AssertionError(f"{error}; its agent's log ends: {end_of(self.log)}") from error
+
+
+def end_of(log: Path) -> str:
+    return log.read_text()[-3000:]
+
+
+@contextlib.asynccontextmanager
+async def temporal_at(host: str, log: Path) -> AsyncIterator[tuple[str, Client]]:
+    address = f"{host}:{free_port(host)}"
+    argv = [TEMPORAL, "server", "start-dev", "--headless", "--namespace", "gyre", "--log-level", "error"]
+    argv += ["--ip", "0.0.0.0", "--port", address.rpartition(":")[2], "--http-port", str(free_port(host))]
+    with log.open("ab") as output:
+        server = subprocess.Popen(argv, stdout=output, stderr=output)  # noqa: ASYNC220 - it returns at once
+    try:
+        client = None
+        for _ in range(240):
+            assert server.poll() is None, end_of(log)
+            with contextlib.suppress(RuntimeError, RPCError):
+                client = await Client.connect(address, namespace="gyre")
+                break
+            await asyncio.sleep(0.5)
+        assert client is not None, f"Temporal does not answer at {address}: {end_of(log)}"
+        yield address, client
+    finally:
+        server.terminate()
+        await asyncio.to_thread(server.wait)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,11 +116,7 @@ async def apart(machines: Machines, run: RunConfig, tmp_path_factory: pytest.Tem
         ends.callback(db.dispose)
         with transaction(db) as session:
             q.create_run(session, run.run_id, run.model_dump(mode="json"), run.run_id)
-        temporal = await ends.enter_async_context(
-            await WorkflowEnvironment.start_local(namespace="gyre", ip=machines.here, dev_server_existing_path=TEMPORAL)
-        )
-        address = temporal.client.service_client.config.target_host
-        assert address.startswith(machines.here)
+        address, temporal = await ends.enter_async_context(temporal_at(machines.here, here / "temporal.log"))
         bench = Bench(run, db, database, here, machines.here)
         await bench.central.take()
         central = asyncio.create_task(bench.central.trainer.keep(bench.central.report))
@@ -104,7 +127,7 @@ async def apart(machines: Machines, run: RunConfig, tmp_path_factory: pytest.Tem
                 [*machines.prefix, *AGENT], env=env, stdout=output, stderr=output
             )
         try:
-            apart = Apart(bench, machines, temporal.client, env, log, agent)
+            apart = Apart(bench, machines, temporal, env, log, agent)
             await asyncio.wait_for(bench.central.trainer.ready.wait(), 150)
             await apart.until(lambda: _is_up(bench))
             yield apart

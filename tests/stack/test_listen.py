@@ -32,7 +32,7 @@ def test_addresses_and_agents(tmp_path: Path) -> None:
     assert "cell-central" in specs and "cell-satellite" not in specs
     assert specs["postgres"].argv[-2:] == ["--listen", "10.0.0.1"]
     temporal = specs["temporal"].argv
-    assert temporal[temporal.index("--ip") + 1] == "10.0.0.1" and temporal[temporal.index("--ui-ip") + 1] == "127.0.0.1"
+    assert temporal[temporal.index("--ip") + 1] == "0.0.0.0" and temporal[temporal.index("--ui-ip") + 1] == "127.0.0.1"
 
 
 def test_without_a_word_nothing_leaves_the_machine(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.config import RunConfig
-from gyre.ports import LOOPBACK
+from gyre.ports import LOOPBACK, is_loopback
 from gyre.store.db import libpq_url
 from gyre.store.server import server_command
 from workers.settings import WorkerSettings
@@ -117,10 +117,12 @@ def _postgres(plan: StackPlan, env: dict[str, str]) -> ChildSpec:
 
 def _temporal(plan: StackPlan) -> ChildSpec:
     ports, folder = plan.ports, plan.data / "temporal"
+    # Bound to one address of the network, this server still looks for its own parts at 127.0.0.1, in vain.
+    ip = LOOPBACK if is_loopback(plan.host) else "0.0.0.0"
     binary = Path(sys.executable).parent / "temporal"
     argv = [
         str(binary), "server", "start-dev",
-        "--ip", plan.host, "--port", str(ports["temporal"]), "--ui-ip", LOOPBACK, "--ui-port", str(ports["ui"]),
+        "--ip", ip, "--port", str(ports["temporal"]), "--ui-ip", LOOPBACK, "--ui-port", str(ports["ui"]),
         "--http-port", str(ports["temporal_http"]), "--metrics-port", str(ports["temporal_metrics"]),
         "--db-filename", str(folder / f"temporal-{TEMPORAL_CLI}.db"),
         # SQLite's default journal makes the server four times slower.
