@@ -446,7 +446,7 @@ class StackConfig(Section):
     """Gateway processes (each takes one core at most); a rollout belongs to one of them, by its token."""
     listen: str = "127.0.0.1"
     """IPv4 address of this machine in the network that it shares with those of `remote_cells`: Postgres and this
-    machine's cells listen there, and Temporal at every address of the machine, for its server knows no middle. Whoever
+    machine's cells listen there, and Temporal at every address of the machine (its server cannot at one alone). Whoever
     reaches Temporal or a cell may use it: the machine must be in a private network."""
     remote_cells: list[str] = []
     """Names of cells whose agents are started on other machines, with what `gyre cells RUN.toml` prints once the stack
