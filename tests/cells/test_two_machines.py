@@ -181,12 +181,12 @@ async def test_central_answers_over_the_network_only_who_knows_its_token(apart: 
     assert row is not None
     known = TrainerClient(Endpoint(**row))
     assert (await known.status()).incarnation == apart.bench.central.trainer.incarnation
-    with pytest.raises(TrainerError, match=r"only .*not 'sleep'"):
-        await known.sleep()
+    with pytest.raises(TrainerError, match=r"only .*not 'wake'"):
+        await known.wake()
     for token in ("", "a guess"):
         with pytest.raises(TrainerError, match="the token is not this trainer's; look up its row in `cells`"):
             await TrainerClient(Endpoint(row["address"], token)).status()
-    assert not (await known.status()).asleep
+    assert (await known.status()).asleep  # central serves, and still does
 
 
 async def test_a_central_that_starts_anew_is_found_again(apart: Apart) -> None:
