@@ -61,8 +61,8 @@ def tasks(rng: np.random.Generator, number: int, size: int) -> Batch:
                 digit.append(digits)
                 branch.append(np.full(len(digits), len(rollout)))
                 rollout.append(task * size + member)
-    flat = (torch.from_numpy(np.concatenate(x)) for x in (k, digit, branch))
-    return Batch(*flat, torch.tensor(rollout), number * size)
+    kinds, digits, branches = (torch.from_numpy(np.concatenate(x)) for x in (k, digit, branch))
+    return Batch(kinds, digits, branches, torch.tensor(rollout), number * size)
 
 
 @torch.no_grad()

@@ -58,8 +58,8 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     policy = write_policy(base / "policy", seed=0)
     plan = plan_of(base / "pages", FREE)
     logs = base / "a.log", base / "b.log"
-    engines = [EngineProcess(SERVING, CellConfig(name=log.stem), log, context=2048) for log in logs]
-    cells = Cells(plan.folder, *engines, policy, logs, {})
+    leaving, receiving = engines = [EngineProcess(SERVING, CellConfig(name=x.stem), x, context=2048) for x in logs]
+    cells = Cells(plan.folder, leaving, receiving, policy, logs, {})
     try:
         for engine in engines:
             engine.kv = plan

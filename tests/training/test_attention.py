@@ -59,7 +59,8 @@ def test_attention_equals_the_formula(row, kv_heads):
     q, kv, grad = inputs(row, kv_heads)
     results = []
     for attend in (segment_attention, plain):
-        out = attend(q, *kv.split(16, -1), row, 0.3)
+        k, v = kv.split(16, -1)
+        out = attend(q, k, v, row, 0.3)
         results.append((out.detach(), *torch.autograd.grad(out, (q, kv), grad)))
     for mine, formula in zip(*results, strict=True):
         torch.testing.assert_close(mine, formula, atol=1e-10, rtol=0)
@@ -76,7 +77,8 @@ def test_the_mask_for_a_gpu_is_the_tree_mask(row):
 @pytest.mark.parametrize("row", [ROWS["fork"], ROWS["forest"], LONG["nothing on a border"]])
 def test_flex_attention_with_the_block_mask_equals_the_formula(row):
     q, kv = (x.detach() for x in inputs(row, 2)[:2])
-    found, formula = (attend(q, *kv.split(16, -1), row, 0.3) for attend in (flex, plain))
+    k, v = kv.split(16, -1)
+    found, formula = (attend(q, k, v, row, 0.3) for attend in (flex, plain))
     torch.testing.assert_close(found, formula, atol=1e-10, rtol=0)
 
 

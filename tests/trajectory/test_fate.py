@@ -109,7 +109,7 @@ def expected(
         elif not handed_out:
             fate = Fate.OPEN
         elif outcome != "trained":
-            fate = Fate(outcome)
+            fate = Fate[outcome.upper()]
         elif stale:
             fate = Fate.STALE
         elif n.id in r.late:
@@ -190,7 +190,7 @@ def test_every_sampled_token_has_its_fate(engine: Engine, draw: st.DataObject, c
         shown: dict[str, Counter[Fate]] = {}
         query = text("SELECT rollout_id, fate, tokens FROM token_accounting WHERE run_id = :r")
         for row in s.execute(query, {"r": run}):
-            shown.setdefault(row.rollout_id, Counter())[Fate(row.fate)] += row.tokens
+            shown.setdefault(row.rollout_id, Counter())[Fate[row.fate.upper()]] += row.tokens
     sampled = 0
     for i, group in enumerate(worlds):
         for r in group:
