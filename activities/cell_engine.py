@@ -120,6 +120,7 @@ class CellEngine:
         self._client = EngineClient(self.process.url)
         self.version = version
         await self.load(version)  # a newer one may have come meanwhile
+        await self._client.settle()
         self.ready.set()
         log.info("engine %s: serves v%d at %s", self.process.incarnation[:8], self.version, self.process.url)
 

@@ -133,6 +133,7 @@ class PacedEngine:
             "/release_memory_occupation": self.release,
             "/resume_memory_occupation": self.resume,
             "/flush_cache": self.flush,
+            "/freeze_gc": self.nothing,
             "/begin_weight_update": self.nothing,
             "/end_weight_update": self.nothing,
             "/update_weights_from_tensor": self.update,

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import torch
 
@@ -111,6 +112,25 @@ async def test_release_and_resume_of_an_empty_server(engine: EngineProcess, clie
     await client.resume_memory()
     await client.update_weights(make_weights(7), version + 1)  # leaves the server running
     assert (await generate(engine.url, PROMPT, 3))["meta_info"]["weight_version"] == str(version + 1)
+
+
+async def test_a_settled_server_changes_weights_and_roles_without_a_walk_over_its_heap(
+    engine: EngineProcess, client: EngineClient
+) -> None:
+    before = await _cpu_s_of_flushes(engine, client)
+    await client.settle()
+    assert await _cpu_s_of_flushes(engine, client) < before / 4
+
+
+async def _cpu_s_of_flushes(engine: EngineProcess, client: EngineClient) -> float:
+    def cpu_s() -> float:
+        times = [psutil.Process(pid).cpu_times() for pid in _members(engine.pid or 0)]
+        return sum(t.user + t.system for t in times)
+
+    start = cpu_s()
+    for _ in range(8):
+        await client.flush_cache()
+    return cpu_s() - start
 
 
 async def test_abort_keeps_the_tokens_so_far(engine: EngineProcess, client: EngineClient) -> None:
