@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from gyre.store.models import WeightVersion
 from gyre.transfer import Ticket, TransferError, WeightPuller, open_puller
 
 log = logging.getLogger("gyre.cell")
+
+T = TypeVar("T")
 
 DRAIN_S = 5.0
 """How long the gateway has to move its calls away before they are aborted here (it then moves them all the same)."""
@@ -149,20 +151,23 @@ class CellEngine:
         """Hold the newest durable version, which must be `at_least` or newer; the version. Live requests go on under
         it, or end first, as `serving.on_update` says.
 
-        Raises EngineError, and the server is started anew with the newest version, if it refuses the weights.
+        Raises EngineError if it refuses the weights. Whatever breaks an update off, the server is started anew with the
+        newest version.
         """
-        # Shielded: a caller that is cancelled (an activity whose heartbeat came late) must not leave half the weights.
-        return await asyncio.shield(asyncio.ensure_future(self._load(at_least)))
+        return await _to_its_end(self._load(at_least))
 
     async def _load(self, at_least: int) -> int:
         async with self._lock:
-            version, folder, row = await self._store.newest_version()
-            if version < at_least:
-                raise LookupError(f"version {at_least} is not durable yet; the newest is {version}")
-            if self.version is None or self.version < version:
-                await self._replace(version, folder, row)
-            assert self.version is not None
-            return self.version
+            return await self._hold(at_least)
+
+    async def _hold(self, at_least: int) -> int:
+        version, folder, row = await self._store.newest_version()
+        if version < at_least:
+            raise LookupError(f"version {at_least} is not durable yet; the newest is {version}")
+        if self.version is None or self.version < version:
+            await self._replace(version, folder, row)
+        assert self.version is not None
+        return self.version
 
     async def _replace(self, version: int, folder: Path, row: WeightVersion | None) -> None:
         client, incarnation = self._running(), self.process.incarnation
@@ -181,12 +186,11 @@ class CellEngine:
         try:
             if not await self._update_when_idle(client, update):
                 await update()
-        except EngineError:
-            if self.process.incarnation == incarnation:
+        finally:
+            if client.half_updated and self.process.incarnation == incarnation:
                 # Half-loaded weights must never serve; `keep` starts it anew, unless it has done so already.
                 self.ready.clear()
                 await asyncio.to_thread(self.process.stop)
-            raise
         self.version = version if pulled is None else pulled[0]
         log.info("engine: serves v%d, %s", self.version, "pulled from central" if pulled else f"read from {folder}")
 
@@ -263,6 +267,9 @@ class CellEngine:
 
     async def release(self) -> None:
         """Give its memory to the trainer. It must run nothing. Idempotent. (On CPU SGLang frees nothing.)"""
+        await _to_its_end(self._release())
+
+    async def _release(self) -> None:
         async with self._lock:
             if not self.released:
                 client = self._running()
@@ -273,6 +280,9 @@ class CellEngine:
 
     async def resume(self) -> int:
         """Take memory back, hold the newest version, generate again; the version. Idempotent."""
+        return await _to_its_end(self._resume())
+
+    async def _resume(self) -> int:
         client = self._running()
         async with self._lock:
             if self.released:
@@ -283,7 +293,13 @@ class CellEngine:
             if self._paused:  # also where an earlier attempt broke off between the two
                 await client.resume()
                 self._paused = False
-        return await self.load(0)
+            return await self._hold(0)
+
+
+async def _to_its_end(change: Coroutine[Any, Any, T]) -> T:
+    """A caller that is cancelled (an activity whose heartbeat came late) must not leave half the weights, or a server
+    whose memory nobody knows to be gone: the change goes on, and the next one waits for it."""
+    return await asyncio.shield(asyncio.ensure_future(change))
 
 
 async def _nobody() -> None:

@@ -35,6 +35,8 @@ class EngineClient:
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:
         self.url = url
+        self.half_updated = False
+        """Whether an update of weights has begun and did not end well: what the server holds is undefined."""
         limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
         self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits)
 
@@ -149,17 +151,20 @@ class EngineClient:
         SGLang reports for each the spans of tokens by version. (`in_place` would keep such keys and values, and the
         prefix cache cannot be flushed under it.) A block that fails leaves the server paused: with weights that may be
         half of each version nothing must be computed, least of all keys and values that other cells could find.
+        `half_updated` is set from the first order until the last has been obeyed.
         """
+        self.half_updated = True
         await self.pause("retract")
         yield
         await self.resume()
+        self.half_updated = False
 
     async def update_weights(self, tensors: dict[str, torch.Tensor], version: int, *, idle: bool = False) -> bool:
         """Replace the weights while requests are in flight; they go on under `version` from their next token.
 
         `tensors`: Hugging Face names and layout. They are copied into shared memory once, and from there by the server.
         `idle`: only if the server holds no request; False: it holds one, and nothing was changed.
-        If this fails the server's weights are undefined, and it stays paused: start it anew.
+        If this fails and `half_updated` is set, the server's weights are undefined, and it stays paused: start it anew.
         """
         payload, shared = await asyncio.to_thread(_share, tensors)
         async with self.paused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from activities.cell_engine import CellEngine
 from activities.cell_store import CellStore
 from gyre.config import CellConfig, RunConfig
 from gyre.serving.client import EngineClient, EngineError
+from gyre.serving.launch import EngineProcess
+from tests.serving.test_client import server as server_of
 
 
 class Server:
@@ -26,6 +29,7 @@ class Server:
         self.looked = asyncio.Event()
         self.late = 0
         """Requests that come just before the next update."""
+        self.half_updated = False
 
     async def _told(self, order: str) -> None:
         self.told.append(order)
@@ -42,6 +46,8 @@ class Server:
         self.generates = True
 
     async def release_memory(self) -> None:
+        self.loading.set()
+        await asyncio.sleep(0.05)
         await self._told("release_memory")
 
     async def resume_memory(self) -> None:
@@ -159,6 +165,78 @@ async def test_a_cancelled_load_is_finished(engine: CellEngine, store: Store, se
         await loading
     assert await engine.load(1) == 1  # waits for the one before, and has nothing left to do
     assert server.told == ["weights 1"]
+
+
+async def test_a_cancelled_release_is_finished(engine: CellEngine, server: Server) -> None:
+    releasing = asyncio.create_task(engine.release())
+    await server.loading.wait()
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    await engine.release()
+    assert engine.released and server.told == ["pause", "release_memory"]
+
+
+class Sleeper(EngineProcess):
+    """A process that can be ended, in the place of SGLang's."""
+
+    def command(self, policy_path: Path, port: int, version: int) -> tuple[list[str], dict[str, str]]:
+        return ["sleep", "infinity"], {}
+
+
+@pytest.fixture
+def living(engine: CellEngine, store: Store, tmp_path: Path) -> Iterator[CellEngine]:
+    """An engine that serves version 0 where 1 is the newest, with a process."""
+    engine.process = Sleeper(store.run.serving, CellConfig(name="c0"), tmp_path / "sleeper.log")
+    engine.process.start(tmp_path)
+    engine.ready.set()
+    store.newest = 1
+    yield engine
+    engine.process.stop()
+
+
+async def test_a_server_whose_answer_to_new_weights_makes_no_sense_is_ended(living: CellEngine) -> None:
+    answers = {"/update_weights_from_disk": b"half an ans"}
+    async with server_of(drops=0, answers=answers) as (url, asked), EngineClient(url) as client:
+        living._client = client
+        with pytest.raises(ValueError, match="Expecting value"):
+            await living.load(1)
+    assert asked[-1].startswith("POST /update_weights_from_disk")
+    assert not living.ready.is_set() and not living.process.alive and living.version == 0
+
+
+async def test_a_server_that_is_left_in_the_middle_of_new_weights_is_ended(living: CellEngine) -> None:
+    """The agent's loop ends, and takes the change with it."""
+    ordered = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        ordered.set()
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(silent, "127.0.0.1")
+    async with listening, EngineClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}") as client:
+        living._client = client
+        loading = asyncio.create_task(living._load(1))
+        await ordered.wait()
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+    assert not living.ready.is_set() and not living.process.alive
+
+
+async def test_a_server_that_was_told_nothing_serves_on(living: CellEngine, server: Server) -> None:
+    """What breaks off before the first order is no reason to lose a server: the database cannot be told, say."""
+    finishes(living, limit_s=60)
+
+    async def fails() -> None:
+        raise ConnectionError("no database")
+
+    living._changed = fails
+    with pytest.raises(ConnectionError):
+        await living.load(1)
+    assert living.ready.is_set() and living.process.alive and living.admits and not server.told
 
 
 def finishes(engine: CellEngine, limit_s: float) -> list[bool]:

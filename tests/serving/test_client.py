@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
 from gyre.serving.client import EngineClient, EngineError
 
-LOADS = b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]}'
+ANSWERS = {"/v1/loads": b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]}'}
 
 
 @asynccontextmanager
-async def server(drops: int) -> AsyncIterator[tuple[str, list[str]]]:
-    """Drops the first `drops` requests without a word, and answers the others; its URL and what was asked.
+async def server(drops: int, answers: Mapping[str, bytes] = ANSWERS) -> AsyncIterator[tuple[str, list[str]]]:
+    """Drops the first `drops` requests without a word, and answers the others, by their routes; its URL and what was
+    asked.
 
     An order's body, unless it is empty, stands behind its route.
     """
@@ -30,7 +31,7 @@ async def server(drops: int) -> AsyncIterator[tuple[str, list[str]]]:
                 asked[-1] += "" if said == "{}" else f" {said}"
             if len(asked) <= drops:
                 break
-            body = LOADS if b"/v1/loads" in head else b"{}"
+            body = answers.get(head.split()[1].decode(), b"{}")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
             writer.write(body)
         writer.close()
