@@ -142,8 +142,9 @@ def _ended(code: int) -> bool:
     return code in (_ARRIVED, _FAILED)
 
 
-_late: list[tuple[Any, dict[int, torch.Tensor], set[int]]] = []
-"""Memory whose owner is gone, while something may still be written to it."""
+_late: deque[tuple[Any, dict[int, torch.Tensor], set[int]]] = deque()
+"""Memory whose owner is gone, while something may still be written to it. Any thread takes from it and puts to it, each
+entry at once and whole. No lock: memory is given back where its owner is collected, which may be inside the lock."""
 
 
 def _give_back(transfer_engine: Any, registered: dict[int, torch.Tensor], coming: set[int]) -> None:
@@ -160,7 +161,11 @@ def _give_back(transfer_engine: Any, registered: dict[int, torch.Tensor], coming
 
 def _give_back_late() -> None:
     for _ in range(len(_late)):
-        _give_back(*_late.pop(0))
+        try:
+            memory = _late.popleft()
+        except IndexError:  # another thread has taken the rest
+            return
+        _give_back(*memory)
 
 
 class MooncakePublisher:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from gyre.transfer import PublisherGone, mooncake, open_puller
 from tests.transfer.network import second_machine
@@ -109,6 +111,38 @@ def test_what_is_on_its_way_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) ->
 def spans() -> list[range]:
     """Memory that is kept for what is late."""
     return [range(a, a + t.nbytes) for _, registered, _ in mooncake._late for a, t in registered.items()]
+
+
+class Asked:
+    """In the place of the engine: its reads have ended, and it does something else while it is asked for one."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.meanwhile = meanwhile
+        self.unregistered: list[int] = []
+
+    def transfer_check_status(self, read: int) -> int:
+        self.meanwhile()
+        return mooncake._ARRIVED
+
+    def unregister_memory(self, address: int) -> None:
+        self.unregistered.append(address)
+
+
+def test_two_threads_give_back_what_is_late() -> None:
+    """Each entry goes to one of them, and who finds nothing more is content."""
+    until(all_given_back)
+
+    def in_another_thread() -> None:
+        other = threading.Thread(target=mooncake._give_back_late)
+        other.start()
+        other.join()
+
+    first, second = Asked(in_another_thread), Asked(lambda: None)
+    for address, asked in enumerate((first, second)):
+        mooncake._late.append((asked, {address: torch.zeros(1)}, {7}))
+    mooncake._give_back_late()
+    assert not mooncake._late
+    assert (first.unregistered, second.unregistered) == ([0], [1])
 
 
 def test_a_publisher_dies_while_chunks_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
