@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import functools
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -26,6 +27,7 @@ from gyre.harness import process
 from gyre.harness.base import Harness, Launch, LaunchContext
 from gyre.harness.forkserver import ForkServer
 from gyre.harness.registry import make_harness
+from gyre.harness.shepherd import write_json
 from gyre.store import models
 from gyre.store import queries as q
 from gyre.store.db import transaction
@@ -35,6 +37,8 @@ from gyre.tasks.grade import EvaluatorError, GradeResult, grade
 from gyre.tasks.harbor import Task
 from workflows import messages as m
 
+LIMIT_FILE = "limit.json"
+"""Beside a harness's pid.json, written before it: how many seconds it may run."""
 LIMIT_SLACK_S = 5.0
 """A harness that ended so long after its limit ended while no worker watched it."""
 
@@ -83,24 +87,29 @@ class RolloutActivities:
         folder = self._folder(x.rollout_id, x.attempt)
         async with beating():
             try:
-                task = await asyncio.to_thread(self._task_of, x.rollout_id)
-                limit = min(x.time_limit_s, task.agent_timeout_s or x.time_limit_s)
-                end = await self._harness_end(x, folder, limit)
+                now = await self._started(x, folder)
+                limit = _limit_s(folder)
+                end = await self._end(x, folder, now, limit)
             except asyncio.CancelledError:
                 if await is_cancelled_for_good():
                     await asyncio.to_thread(process.end_all, folder)
                 raise
             return await asyncio.to_thread(self._record_end, x, end, limit)
 
-    async def _harness_end(self, x: m.RunHarness, folder: Path, limit_s: float) -> process.Status:
-        if isinstance(now := process.status(folder), process.NotStarted):
-            starting = asyncio.ensure_future(asyncio.to_thread(self._start, x, folder))
-            try:
-                await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                await asyncio.wait({starting})  # whoever ends it must find it
-                raise
-            now = process.status(folder)
+    async def _started(self, x: m.RunHarness, folder: Path) -> process.Status:
+        """What has become of the harness, which is started where none was. One that was is found again by its folder
+        alone: it is waited for also while its task cannot be read."""
+        if not isinstance(now := process.status(folder), process.NotStarted):
+            return now
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, x, folder))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait({starting})  # whoever ends it must find it
+            raise
+        return process.status(folder)
+
+    async def _end(self, x: m.RunHarness, folder: Path, now: process.Status, limit_s: float) -> process.Status:
         if not isinstance(now, process.Running):
             return now
         await asyncio.to_thread(self._record_start, x, now)
@@ -131,6 +140,8 @@ class RolloutActivities:
                 max_tokens=config.sampling.max_tokens,
             )
         )
+        limit_s = min(x.time_limit_s, task.agent_timeout_s or x.time_limit_s)
+        write_json(str(folder / LIMIT_FILE), {"limit_s": limit_s})
         process.start(launch, folder, fork_server=self._warm(harness))
 
     def _make_harness(self, config: str) -> Harness:
@@ -216,6 +227,11 @@ class RolloutActivities:
 
     def _folder(self, rollout_id: str, attempt: int) -> Path:
         return self._rollouts / (rollout_id if attempt == 1 else f"{rollout_id}.a{attempt}")
+
+
+def _limit_s(folder: Path) -> float:
+    limit_s: float = json.loads((folder / LIMIT_FILE).read_bytes())["limit_s"]
+    return limit_s
 
 
 def _judge(end: process.Status, limit_s: float) -> tuple[str, int | None, float, float]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from sqlalchemy import Engine, select
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.testing import ActivityEnvironment
 
+from activities.context import task_at
 from activities.control import ControlActivities
+from activities.rollout import RolloutActivities
 from gyre.harness import process
 from gyre.store import queries as q
 from gyre.store.db import transaction
@@ -155,6 +158,31 @@ async def test_a_killed_host_finds_the_same_harness_again(make_run, client: Clie
                if e.HasField("activity_task_started_event_attributes")]  # fmt: skip
     assert [s.attempt for s in retried] == [1, 2, 1]
     assert "HostRestarted" in str(retried[1].last_failure)  # released at once, not by its heartbeat's time-out
+
+
+async def test_a_running_harness_is_waited_for_while_its_task_cannot_be_read(make_run, engine: Engine) -> None:  # type: ignore[no-untyped-def]
+    """A host that was started anew has read no task yet, and the tasks' disk is away for a moment."""
+    run: RealRun = make_run("sleep 300", group_size=2, time_limit_s=200)
+    task = run.folder / "tasks" / "one"
+    with (task / "task.toml").open("a") as file:
+        file.write("[agent]\ntimeout_sec = 3\n")
+    rollout = run.rollouts[0]
+    folder, x = run.settings.data / "rollouts" / rollout, m.RunHarness(run.run_id, rollout, 1, 200)
+    with ThreadPoolExecutor(1) as graders:
+
+        def host() -> RolloutActivities:
+            task_at.cache_clear()
+            return RolloutActivities(engine, "h", run.settings.data / "rollouts", ["http://127.0.0.1:9"], graders)
+
+        ActivityEnvironment().run(host().prepare, m.Prepare(run.run_id, rollout, 1))
+        first = asyncio.ensure_future(ActivityEnvironment().run(host().run_harness, x))
+        await _until(lambda: isinstance(process.status(folder), process.Running))
+        first.cancel()
+        await asyncio.wait({first})
+        assert isinstance(process.status(folder), process.Running)
+        task.rename(run.folder / "away")
+        end = await ActivityEnvironment().run(host().run_harness, x)
+    assert end.outcome == "timeout" and end.seconds < 200  # the task's own limit held
 
 
 def _host_process(run: RealRun, tmp_path: Path) -> subprocess.Popen[bytes]:
