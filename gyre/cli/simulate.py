@@ -40,6 +40,10 @@ def simulate_command(
             " an epoch before, shuffled, or oracle, by what they are going to take."
         ),
     ] = None,
+    over_submit: Annotated[
+        int | None,
+        typer.Option(min=0, help="Rollouts of each of a preset's groups that it does without (rollouts.over_submit)."),
+    ] = None,
     train_speed: Annotated[float, typer.Option(min=0.01, help="What if training were so many times as fast.")] = 1.0,
     decide: Annotated[
         float | None,
@@ -61,12 +65,16 @@ def simulate_command(
         raise CliError(
             "--order: only a preset knows its tasks; a trace and a run launch in the order that they have", 2
         )
-    order = order or "longest_first"
+    if over_submit is not None and workload not in (*PRESETS, "all"):
+        raise CliError(
+            "--over-submit: only a preset can be given more members; a trace and a run have their own over_submit", 2
+        )
+    order, over_submit = order or "longest_first", over_submit or 0
     if workload == "all":
-        chosen = {name: _faster(PRESETS[name].scenario(seed, steps, order), train_speed) for name in SUMMED}
+        chosen = {name: _faster(_scenario(name, seed, steps, order, over_submit), train_speed) for name in SUMMED}
         print_summary([(name, serving_part(s), summarise(s, staleness, decide_s=decide)) for name, s in chosen.items()])
         return
-    scenario = _recorded(run, data) if run is not None else _scenario(str(workload), seed, steps, order)
+    scenario = _recorded(run, data) if run is not None else _scenario(str(workload), seed, steps, order, over_submit)
     scenario = _faster(scenario, train_speed)
     if save is not None:
         write_trace(scenario, save)
@@ -94,9 +102,9 @@ def _faster(scenario: Scenario, train_speed: float) -> Scenario:
     return replace(scenario, cost=replace(cost, train_tokens_s=cost.train_tokens_s * train_speed))
 
 
-def _scenario(workload: str, seed: int, steps: int | None, order: Order) -> Scenario:
+def _scenario(workload: str, seed: int, steps: int | None, order: Order, over_submit: int) -> Scenario:
     if workload in PRESETS:
-        return PRESETS[workload].scenario(seed, steps, order)
+        return PRESETS[workload].scenario(seed, steps, order, over_submit)
     if not workload.endswith(".json"):
         raise CliError(
             f"no preset is named {workload!r}; there are {', '.join(PRESETS)}, or give a trace file (*.json)"

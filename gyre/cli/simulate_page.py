@@ -12,6 +12,7 @@ from gyre.simulation.compare import Result, Way, decide_every
 
 COLOURS = {
     "serve": "#4c78a8",
+    "surplus": "#b07aa1",
     "serve idle": "#d5e1ee",
     "to train": "#9d755d",
     "train": "#f58518",
@@ -21,6 +22,7 @@ COLOURS = {
 }
 MEANINGS = {
     "serve": "rollouts are live on it",
+    "surplus": "the part of it that sampled what no group trains, in the sums alone",
     "serve idle": "it serves, and nobody is there",
     "to train": "role change",
     "train": "a micro-batch",
@@ -40,7 +42,8 @@ def page(scenario: Scenario, results: Sequence[Result], decide_s: float | None) 
     """HTML of elastic, colocate and async side by side: the ways of `shown`."""
     chosen = shown(results, scenario.cells)
     every = decide_every(scenario) if decide_s is None else decide_s
-    key = legend([(name, colour, MEANINGS[name]) for name, colour in COLOURS.items()])
+    shown_states = [name for name in COLOURS if name != "surplus" or scenario.over_submit]
+    key = legend([(name, COLOURS[name], MEANINGS[name]) for name in shown_states])
     title = escape(scenario.name)
     parts = [f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{key}"]
     parts.append("<h2>Where the cells' hours went, a step</h2>" + _breakdown(scenario, chosen))
@@ -66,8 +69,9 @@ def _breakdown(scenario: Scenario, results: Sequence[Result]) -> str:
     rows = []
     for r in results:
         bars, at = [], 0.0
+        cell_s = r.outcome.breakdown()
         for state, colour in COLOURS.items():
-            hours = r.outcome.cell_s[state] / 3600 / len(scenario.steps)
+            hours = cell_s[state] / 3600 / len(scenario.steps)
             bars.append(Bar(at, at + hours, colour, f"{r.way.name}, {state}: {hours:.2f} cell-hours a step"))
             at += hours
         rows.append((_short(r.way), bars))

@@ -17,14 +17,15 @@ from gyre.simulation.recorded import Recording
 def print_policies(scenario: Scenario, results: Sequence[Result]) -> None:
     """Every policy beside the first one, and where the cells' time went."""
     best = results[0].outcome.seconds
+    surplus = ["surplus"] if scenario.over_submit else []
     table = _table(
         f"{scenario.name}: {scenario.cells} cells, {len(scenario.steps)} steps",
-        "policy", "s a step", "slower by", "of the bound", "serve", "idle", "train", "idle", "optimizer", "change",
-        "changes", "moved",
+        "policy", "s a step", "slower by", "of the bound", "serve", *surplus, "idle", "train", "idle", "optimizer",
+        "change", "changes", "moved",
     )  # fmt: skip
     for r in results:
-        share = {state: s / sum(r.outcome.cell_s.values()) for state, s in r.outcome.cell_s.items()}
-        states = ("serve", "serve idle", "train", "train idle", "optimizer")
+        share = {state: s / sum(r.outcome.cell_s.values()) for state, s in r.outcome.breakdown().items()}
+        states = ("serve", *surplus, "serve idle", "train", "train idle", "optimizer")
         table.add_row(
             r.way.name,
             f"{r.outcome.seconds / len(scenario.steps):.{_digits(best)}f}",

@@ -2,77 +2,99 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
+from gyre.simulation.model import Floats, Scenario, StepWork
 
 
 def lower_bound(scenario: Scenario, *, staleness: int = 0, quorum: int | None = None) -> float:
     """Seconds below which no assignment of roles can finish `scenario`, whatever it knows of the future.
 
-    Two facts hold for every schedule. (1) Work: all cells together have `cells` seconds a second, serving takes at
-    least `serving_s` of them and training its own. (2) Barrier: a group's tokens cannot be trained before its
+    Two facts hold for every schedule. (1) Work: all cells together have `cells` seconds a second, serving and
+    training take at least `_least_s` of them. (2) Barrier: a group's tokens cannot be trained before its
     (quorum-th) member is settled, at the speed of an empty cell at best; so for every t, a step takes at least t plus
     the training of the groups that are not ready by t, on all cells, plus its optimizer step. With staleness 0 steps
     follow each other, so their bounds add; else s + 1 of them overlap, and (1) holds for the run as a whole while (2)
     holds for the longest chain of every (s + 1)-th step. Where there is a window, the rollouts' lives must fit it, too.
 
     A rollout that a full cell would not finish within the time limit is taken to come as far as a full cell brings it.
+
+    With over-submission (`Scenario.over_submit`) a group may end with any of its members but so many. So of each group
+    only those count that take the least, chosen anew for each fact, and the work of the surplus is no part of it: no
+    schedule has to start them, and one that knew which are long would not.
     """
     cells, cost = scenario.cells, scenario.cost
-    serve = [serving_s(step, scenario) for step in scenario.steps]
-    train = [float(_trained(step, scenario).sum()) / cost.train_tokens_s for step in scenario.steps]
+    least = [_least_s(step, scenario) for step in scenario.steps]
     lives = [_lives_s(step, scenario) for step in scenario.steps]
     barrier = [_barrier_s(step, scenario, quorum) + cost.optimizer_s for step in scenario.steps]
     # The optimizer step occupies the central cell alone; the others have nothing that they may do at staleness 0.
     if staleness == 0:
-        each = [max((s + t) / cells + cost.optimizer_s, b, w) for s, t, b, w in zip(serve, train, barrier, lives,
-                                                                                    strict=True)]  # fmt: skip
+        each = [max((s + t) / cells + cost.optimizer_s, b, w) for (s, t), b, w in zip(least, barrier, lives,
+                                                                                      strict=True)]  # fmt: skip
         return float(sum(each)) + cost.open_s * (len(each) - 1)
     chains = [sum(barrier[first :: staleness + 1]) for first in range(staleness + 1)]
-    work = (sum(serve) + sum(train) + cost.optimizer_s * len(train)) / cells
+    work = (sum(s + t for s, t in least) + cost.optimizer_s * len(least)) / cells
     return float(max(work, sum(lives), *chains))
 
 
 def serving_part(scenario: Scenario) -> float:
     """The part of all work's cell-seconds that is serving, at the least that each takes."""
-    serve = sum(serving_s(step, scenario) for step in scenario.steps)
-    train = sum(float(_trained(step, scenario).sum()) for step in scenario.steps) / scenario.cost.train_tokens_s
+    least = [_least_s(step, scenario) for step in scenario.steps]
+    serve, train = sum(s for s, _ in least), sum(t for _, t in least)
     return serve / (serve + train) if serve + train > 0 else 0.0
 
 
-def serving_s(step: StepWork, scenario: Scenario) -> float:
-    """Cell-seconds that serving a step takes at least.
+def _least_s(step: StepWork, scenario: Scenario) -> tuple[float, float]:
+    """Cell-seconds of serving and of training that a step takes at least, together.
 
     Of a cell's S slots let b generate, on average over all its time C, and S - b wait for tools. A batch of b gives at
-    most b / (d + e b) tokens a second, which is concave in b; so N tokens take C >= N (d + e b) / b, and T seconds of
-    tools take C >= T / (S - b). The least C is where both are equal: N e b^2 + (T - N (e S - d)) b - N d S = 0.
+    most g(b) = b / (d + e b) tokens a second, which is concave: no more than g(a) + g'(a) (b - a), whatever a. So N
+    tokens and T seconds of tools, T <= (S - b) C, take
+
+        C >= (N + g'(a) T) / (g(a) + g'(a) (S - a)),
+
+    to which each rollout has a price of its own, and of each group those count that have the least prices, training
+    included. Every a is right; the best one is where N = g(a) C and T = (S - a) C, which is looked for with the
+    members that count.
     """
-    cost = scenario.cost
-    part = _part(step, scenario)
-    tokens, tools = float((step.tokens * part).sum()), float((step.tool_s * part).sum())
-    if scenario.window is not None or tokens == 0:  # slots are for batches only
-        least = 0.0 if scenario.window is not None else tools / cost.slots
-        return max(least, tokens * cost.token_s(cost.slots) / cost.slots)
-    return tokens / _throughput(cost, tokens, tools)
+    part, size = _part(step, scenario), step.tokens.shape[1] - scenario.over_submit
+    tokens, tools = step.tokens * part, step.tool_s * part
+    train = step.trained * part / scenario.cost.train_tokens_s
+    counts, best = np.ones(tokens.shape, bool), (0.0, 0.0)
+    for _ in range(1 + (scenario.over_submit > 0)):
+        serve = _prices_s(tokens, tools, counts, scenario)
+        counts = np.zeros(tokens.shape, bool)
+        np.put_along_axis(counts, np.argsort(serve + train, axis=1, kind="stable")[:, :size], True, axis=1)
+        best = max(best, (float(serve[counts].sum()), float(train[counts].sum())), key=sum)
+    return best
 
 
-def _throughput(cost: CostModel, tokens: float, tools: float) -> float:
-    """Tokens a second of one cell at the best batch for so many tokens and tool seconds."""
-    d, e, slots = cost.decode_s, cost.decode_s_per_rollout, cost.slots
+def _prices_s(tokens: Floats, tools: Floats, counts: NDArray[np.bool_], scenario: Scenario) -> Floats:
+    """Cell-seconds of serving of each rollout, at the best batch for those that count."""
+    d, e, slots = scenario.cost.decode_s, scenario.cost.decode_s_per_rollout, float(scenario.cost.slots)
+    if scenario.window is not None:  # slots are for batches only
+        return tokens * (d / slots + e)
     if d == e == 0:
-        return math.inf
+        return tools / slots
+    batch = _best_batch(d, e, slots, float(tokens[counts].sum()), float(tools[counts].sum()))
+    gives, slope = batch / (d + e * batch), d / (d + e * batch) ** 2
+    return (tokens + slope * tools) / (gives + slope * (slots - batch))
+
+
+def _best_batch(d: float, e: float, slots: float, tokens: float, tools: float) -> float:
+    """The b of N (d + e b) / b = T / (S - b), which is N e b^2 + (T - N (e S - d)) b - N d S = 0."""
     linear = tools - tokens * (e * slots - d)
     if tools == 0:
-        batch = float(slots)
-    elif e == 0:
+        return slots
+    if tokens == 0 or e == 0:
         batch = tokens * d * slots / linear
     else:
         batch = (math.sqrt(linear * linear + 4 * tokens * tokens * e * d * slots) - linear) / (2 * tokens * e)
-    batch = min(max(batch, 1e-12), float(slots))
-    return batch / cost.token_s(batch) if batch > 0 else math.inf
+    return min(max(batch, 1e-12), slots)
 
 
 def _part(step: StepWork, scenario: Scenario) -> Floats:
@@ -83,28 +105,40 @@ def _part(step: StepWork, scenario: Scenario) -> Floats:
     return np.minimum(1.0, scenario.time_limit_s / slow)
 
 
-def _trained(step: StepWork, scenario: Scenario) -> Floats:
-    """Tokens that will be trained at the least."""
-    return step.trained * _part(step, scenario)
-
-
 def _alone_s(step: StepWork, scenario: Scenario) -> Floats:
     """Seconds from each rollout's launch until it is settled, at an empty cell's speed."""
     return step.seconds(scenario.cost.token_s(1), scenario.time_limit_s) + step.aside_s
 
 
 def _lives_s(step: StepWork, scenario: Scenario) -> float:
-    return 0.0 if scenario.window is None else float(_alone_s(step, scenario).sum()) / scenario.window
+    if scenario.window is None:
+        return 0.0
+    alone = np.sort(_alone_s(step, scenario), axis=1)
+    return float(alone[:, : alone.shape[1] - scenario.over_submit].sum()) / scenario.window
 
 
 def _barrier_s(step: StepWork, scenario: Scenario, quorum: int | None) -> float:
     cost, alone = scenario.cost, _alone_s(step, scenario)
     order = np.argsort(alone, axis=1)
-    seconds, size = np.take_along_axis(alone, order, axis=1), alone.shape[1]
-    trained = np.take_along_axis(_trained(step, scenario), order, axis=1)
+    seconds, size = np.take_along_axis(alone, order, axis=1), alone.shape[1] - scenario.over_submit
+    trained = np.take_along_axis(step.trained * _part(step, scenario), order, axis=1)
     first = size if quorum is None else min(quorum, size)
-    ready = np.maximum(seconds, seconds[:, first - 1 : first])  # a member trains when it and the quorum are settled
-    when, tokens = ready.ravel() + cost.handout_s, trained.ravel()
+    # A member trains when it and the quorum are settled.
+    ready = np.maximum(seconds[:, :size], seconds[:, first - 1 : first])
+    when, tokens = ready.ravel() + cost.handout_s, _yet_to_train(trained, size).ravel()
     latest = np.argsort(-when)
     after = np.cumsum(tokens[latest]) / (cost.train_tokens_s * scenario.cells)
     return float((when[latest] + after).max())
+
+
+def _yet_to_train(trained: Floats, size: int) -> Floats:
+    """[groups, size]: summed from the i-th on, the tokens that a group trains at least after the moment at which its
+    i-th member can be settled. `trained`: of all members, in the order in which they can be.
+
+    Before that moment no more than i (from 0) of the `size` that count are settled, so size - i of those from the i-th
+    on are to come: at the least those with the fewest tokens.
+    """
+    if size == trained.shape[1]:
+        return trained
+    left = [np.sort(trained[:, i:], axis=1)[:, : size - i].sum(axis=1) for i in range(size)]
+    return np.stack([a - b for a, b in itertools.pairwise([*left, np.zeros(len(trained))])], axis=1)

@@ -18,6 +18,7 @@ import numpy as np
 from gyre.scheduling import ClusterView, Demand, Policy, Rates, StepEnd, expected_tail_s, pace_of, share_window
 from gyre.simulation.model import Scenario
 from gyre.simulation.state import DEADLINE, Arrival, CellState, StepState
+from gyre.simulation.surplus import Surplus
 
 STATES = ("serve", "serve idle", "to train", "train", "train idle", "optimizer", "to rollout")
 
@@ -52,7 +53,16 @@ class Outcome:
     events: int
     trained_tokens: float
     """Of all micro-batches that were computed."""
+    sampled_tokens: float
+    """Of all rollouts that were over; `surplus_tokens` of them by those that their groups did without."""
+    surplus_tokens: float
     spans: tuple[Span, ...] = ()
+
+    def breakdown(self) -> dict[str, float]:
+        """`cell_s`, with the part of "serve" that sampled what nobody trains as "surplus", by tokens."""
+        wasted = self.surplus_tokens / self.sampled_tokens if self.sampled_tokens > 0 else 0.0
+        serve = self.cell_s["serve"]
+        return {**self.cell_s, "serve": serve * (1 - wasted), "surplus": serve * wasted}
 
 
 def simulate(
@@ -98,9 +108,8 @@ class _Run:
         self.settled: list[float] = []
         self.ends: list[float] = []
         self.step_ends: list[StepEnd] = []
-        self.longest: dict[int, float] = {}
-        """Of each open step, the seconds that its longest settled rollout took."""
         self.homeless: deque[Arrival] = deque()
+        self.surplus = Surplus(self.homeless)
         self.idle_trainers: set[int] = set()
         self.optimizing = False
         self.next_decision = 0.0
@@ -129,7 +138,7 @@ class _Run:
             self._book(cell)
         return Outcome(
             self.now, tuple(self.begins), tuple(self.settled), tuple(self.ends), self.cell_s, self.switches, self.moved,
-            self.count, self.trained, tuple(self.spans),
+            self.count, self.trained, self.surplus.sampled, self.surplus.tokens, tuple(self.spans),
         )  # fmt: skip
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -143,22 +152,28 @@ class _Run:
             return
         cell.advance(self.now)
         ended = cell.ended(self.now)
-        for i in ended.nonzero()[0].tolist():
-            step, rollout = cell.members[i]
-            trained = float(step.work.trained.flat[rollout]) * cell.sampled(i)
+        left = [(*cell.members[i], cell.sampled(i)) for i in ended.nonzero()[0].tolist()]
+        cell.drop(ended)
+        self._touch(cell)
+        for step, rollout, sampled in left:
+            self.surplus.left(step, rollout, sampled)
+        for step, rollout, sampled in left:
+            trained = float(step.work.trained.flat[rollout]) * sampled
             after = 0.0 if step.work.after_s is None else float(step.work.after_s.flat[rollout])
             if after > 0:
                 self._at(after, partial(self._settled, step, rollout, trained))
             else:
                 self._settled(step, rollout, trained)
-        cell.drop(ended)
-        self._touch(cell)
 
     def _settled(self, step: StepState, rollout: int, trained: float) -> None:
-        self.longest[step.index] = max(self.longest.get(step.index, 0.0), self.now - step.live[rollout])
-        tokens = step.settle(rollout, trained, self.now)
+        if rollout not in step.live:
+            return  # it was ended meanwhile
+        tokens, group = step.settle(rollout, trained, self.now), rollout // step.size
         if tokens is not None:
-            last = step.settled[rollout // step.size] == step.size
+            last = step.complete(group)
+            if last:
+                for cell in self.surplus.end(step, group, self.now):
+                    self._touch(cell)
             hand_out = partial(step.hand_out, tokens, self.cost.micro_batch_tokens, last)
             if self.cost.handout_s > 0:
                 self._at(self.cost.handout_s, hand_out)
@@ -187,7 +202,7 @@ class _Run:
         step = self.open.pop(0)
         self.settled.append(step.settled_at)
         self.ends.append(self.now)
-        self.step_ends.append(StepEnd(self.now, self.longest.pop(step.index)))
+        self.step_ends.append(StepEnd(self.now, step.longest_s))
         if self.cost.open_s > 0:
             self._at(self.cost.open_s, self._open_steps)
         else:
@@ -204,7 +219,7 @@ class _Run:
         while self.begun < len(steps) and len(self.open) <= self.staleness:
             if self.begun in drained and self.open:
                 return
-            self.open.append(StepState(self.begun, steps[self.begun], self.quorum))
+            self.open.append(StepState(self.begun, steps[self.begun], self.quorum, self.scenario.over_submit))
             self.begins.append(self.now)
             self.begun += 1
 
@@ -264,7 +279,7 @@ class _Run:
                 before = 0.0 if step.work.before_s is None else float(step.work.before_s.flat[rollout])
                 if before > 0:
                     late = arrival._replace(deadline=arrival.deadline + before)
-                    self._at(before, partial(self.homeless.append, late))
+                    self._at(before, partial(self._needs_cell, late))
                 else:
                     self.homeless.append(arrival)
 
@@ -276,9 +291,15 @@ class _Run:
             step, rollout, float(work.tool_s.flat[rollout]), float(work.tokens.flat[rollout]), self.now + limit
         )
 
+    def _needs_cell(self, arrival: Arrival) -> None:
+        if arrival.rollout in arrival.step.live:
+            self.homeless.append(arrival)
+
     def _place(self, cell: CellState, arrivals: list[Arrival]) -> None:
         cell.advance(self.now)
         cell.join(arrivals)
+        for arrival in arrivals:
+            arrival.step.cell_of[arrival.rollout] = cell
         self._touch(cell)
 
     def _balance(self) -> None:

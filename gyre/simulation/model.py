@@ -69,7 +69,8 @@ class StepWork:
     From its launch a rollout takes `before_s` seconds until it needs a cell. There it waits `tool_s` seconds in all for
     its tools and samples `tokens` tokens, and ends at the time limit at the latest; after `after_s` more (scoring) it
     is settled. `context` is the length of its prompt when it is moved to another cell (its mean over the rollout), and
-    `trained` the tokens that training it computes.
+    `trained` the tokens that training it computes. `rewarded`: 0 where it has no reward in the end, and so does not
+    count for a quorum or for a complete group (None: all have one).
     """
 
     tool_s: Floats
@@ -78,11 +79,12 @@ class StepWork:
     trained: Floats
     before_s: Floats | None = None
     after_s: Floats | None = None
+    rewarded: Floats | None = None
 
     def __post_init__(self) -> None:
         shape = self.tool_s.shape
         for name, array in vars(self).items():
-            if array is None and name in ("before_s", "after_s"):
+            if array is None and name in ("before_s", "after_s", "rewarded"):
                 continue
             if array.ndim != 2 or array.shape != shape or not array.size:
                 raise ValueError(f"step: {name} must be [groups, G], got {array.shape} beside {shape}")
@@ -101,6 +103,12 @@ class StepWork:
         there = {name: array[list(groups)] for name, array in vars(self).items() if array is not None}
         return StepWork(**there)
 
+    def beside(self, more: StepWork) -> StepWork:
+        """The same groups, each with the members that `more` has of it, too: they are launched last of their group."""
+        both = vars(more)
+        there = {k: np.concatenate([a, both[k]], axis=1) for k, a in vars(self).items() if a is not None}
+        return StepWork(**there)
+
     def seconds(self, token_s: float, limit_s: float) -> Floats:
         """Seconds of each rollout [groups, G] on cells, at `token_s` seconds a token, cut at the limit."""
         return np.minimum(self.tool_s + self.tokens * token_s, limit_s)
@@ -112,7 +120,8 @@ class Scenario:
 
     `window`: rollouts that may be under way at once (`rollouts.max_concurrent`). Without one, so many as the slots of
     the cells that serve: a rollout is launched when a cell has room for it. `drained`: steps that open only when no
-    other is open (an evaluation came between).
+    other is open (an evaluation came between). `over_submit`: members of each group that it does without
+    (`rollouts.over_submit`): when all but so many are settled with a reward, the others are ended and not trained.
     """
 
     name: str
@@ -122,6 +131,7 @@ class Scenario:
     time_limit_s: float
     window: int | None = None
     drained: frozenset[int] = frozenset()
+    over_submit: int = 0
 
     def __post_init__(self) -> None:
         if self.cells < 1 or not self.steps or not self.time_limit_s > 0:
@@ -132,3 +142,5 @@ class Scenario:
             )
         if self.window is not None and self.window < 1:
             raise ValueError(f"scenario {self.name}: the window must hold a rollout")
+        if not 0 <= self.over_submit < min(s.tokens.shape[1] for s in self.steps):
+            raise ValueError(f"scenario {self.name}: over_submit = {self.over_submit} leaves a group no member")

@@ -6,7 +6,8 @@ run into the time limit. Speeds and lengths are ours, chosen once, written here,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,21 +32,31 @@ class Preset:
     workload: Workload
     time_limit_s: float
 
-    def scenario(self, seed: int = 0, n_steps: int | None = None, order: Order = "shuffled") -> Scenario:
-        """The preset's run; `n_steps` shortens or lengthens it. Its work is the same in every order."""
+    def scenario(
+        self, seed: int = 0, n_steps: int | None = None, order: Order = "shuffled", over_submit: int = 0
+    ) -> Scenario:
+        """The preset's run; `n_steps` shortens or lengthens it. Its work is the same in every order, and with
+        `over_submit` that many members more in each group."""
         rng, epoch_before = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+        spare = [np.random.default_rng([seed, 2, member]) for member in range(over_submit)]
         n = self.n_steps if n_steps is None else n_steps
-        steps = [self._step(rng, epoch_before, order) for _ in range(n)]
-        return Scenario(self.title, self.cells, self.cost, steps, self.time_limit_s)
+        steps = [self._step(rng, epoch_before, spare, order) for _ in range(n)]
+        return Scenario(self.title, self.cells, self.cost, steps, self.time_limit_s, over_submit=over_submit)
 
-    def _step(self, rng: np.random.Generator, epoch_before: np.random.Generator, order: Order) -> StepWork:
+    def _step(
+        self, rng: np.random.Generator, epoch_before: np.random.Generator, spare: Sequence[np.random.Generator],
+        order: Order,
+    ) -> StepWork:  # fmt: skip
         tasks = self.workload.tasks(rng)
         work = self.workload.rollouts(tasks, rng)
-        if order == "shuffled":
-            return work
-        known = work if order == "oracle" else self.workload.rollouts(tasks, epoch_before)
-        seconds = known.seconds(self.cost.token_s(self.cost.slots), self.time_limit_s)
-        return work.in_order(longest_first(seconds.mean(axis=1).tolist()))
+        groups = list(range(len(work.tokens)))
+        if order != "shuffled":
+            known = work if order == "oracle" else self.workload.rollouts(tasks, epoch_before)
+            seconds = known.seconds(self.cost.token_s(self.cost.slots), self.time_limit_s)
+            groups = longest_first(seconds.mean(axis=1).tolist())
+        for member in spare:
+            work = work.beside(replace(self.workload, group_size=1).rollouts(tasks, member))
+        return work.in_order(groups)
 
 
 _122B = CostModel(

@@ -9,6 +9,8 @@ What is taken from the rows, and how (docs/scheduling.md has the formulas):
   of its calls' spans) are the simulator's to say; what is left, prefill included, is tool time.
 - An evaluation runs while no step is open, so no step's time holds any of it: it is left out, but the step after it
   opens only when none is open.
+- What a surplus rollout (`rollouts.over_submit`) would have done, nobody knows. It goes on as it had begun, until its
+  group does without it or its time is up; one that was never launched, or had not called, keeps a place and is silent.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
 
 DECIDE_S = 1.0
 """Least seconds between two decisions: reports of rollouts that settle come no closer (workflows.observe)."""
+OUTLASTING = 10.0
+"""Time limits that a rollout would have run if its group had not done without it."""
 UNLIMITED = 1e9
 """Tokens a second of what was too fast to be measured."""
 
@@ -92,7 +96,8 @@ def read_recording(engine: Engine, run_id: str) -> Recording:
         if any(steps[i - 1]["began"] < e["began"] < steps[i]["began"] for e in rows["evaluations"])
     )  # fmt: skip
     cost = _cost(config, rows, drained)
-    scenario = Scenario(run_id, len(config.cells), cost, works, limit, config.rollouts.max_concurrent, drained)
+    window, over_submit = config.rollouts.max_concurrent, config.rollouts.over_submit
+    scenario = Scenario(run_id, len(config.cells), cost, works, limit, window, drained, over_submit)
     last = [max(r["settled"] for r in by_step[s["index"]]) - began for s in steps]
     return Recording(
         config,
@@ -119,11 +124,17 @@ def _launches(rollouts: Sequence[RowMapping], window: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in rollouts:
         launch = row["created"]
+        if _never_launched(row):
+            found[row["id"]] = launch
+            continue
         if len(running) >= window:
             launch = max(launch, heapq.heappop(running))
         heapq.heappush(running, row["settled"])
         found[row["id"]] = launch
     return found
+
+
+_ARRAYS = ("tool_s", "tokens", "context", "trained", "before_s", "after_s", "rewarded")
 
 
 def _step_work(
@@ -135,31 +146,46 @@ def _step_work(
 ) -> StepWork:
     positions = list(dict.fromkeys(r["position"] for r in rollouts))  # in the order of their launch
     shape = (len(positions), max(r["member"] for r in rollouts) + 1)
-    arrays = {name: np.zeros(shape) for name in ("tool_s", "tokens", "context", "trained", "before_s", "after_s")}
+    arrays = {name: np.zeros(shape) for name in _ARRAYS}
     for r in rollouts:
         at = positions.index(r["position"]), r["member"]
         facts = _rollout_work(r, calls.get(r["id"], []), launches[r["id"]], limit_s)
-        for name, value in {**facts, "trained": trained.get(r["id"], 0.0)}.items():
+        counts = float(r["rewarded"] or r["surplus"])  # a surplus one would have had a reward, too
+        for name, value in {**facts, "trained": trained.get(r["id"], 0.0), "rewarded": counts}.items():
             arrays[name][at] = value
     return StepWork(**arrays)
 
 
 def _rollout_work(row: RowMapping, calls: Sequence[RowMapping], launch: float, limit_s: float) -> dict[str, float]:
     if not calls:
-        return {"before_s": max(0.0, row["settled"] - launch)}
+        unheard = {"before_s": 0.0 if _never_launched(row) else max(0.0, row["settled"] - launch)}
+        return {**unheard, "tool_s": OUTLASTING * limit_s} if row["surplus"] else unheard
     first, last = min(c["began"] for c in calls), max(c["ended"] for c in calls)
     decoding = [(c["first"], c["ended"]) for c in calls if c["first"] is not None]
     waiting = [(c["began"], c["routed"] if c["routed"] is not None else c["ended"]) for c in calls]
     sampled = sum(max(0, (c["tokens"] or 0) - 1) for c in calls)
     one_by_one = sum(b - a for a, b in decoding)
     together = union_s(decoding) / one_by_one if one_by_one > 0 else 1.0  # calls of sub-agents run side by side
-    return {
+    tool_s = min(limit_s, max(0.0, last - first - union_s(decoding + waiting)))
+    facts = {
         "before_s": max(0.0, first - launch),
-        "tool_s": min(limit_s, max(0.0, last - first - union_s(decoding + waiting))),
+        "tool_s": tool_s,
         "tokens": sampled * together,
         "context": statistics.fmean(c["prompt"] or 0 for c in calls),
         "after_s": max(0.0, row["settled"] - last),
     }
+    if not row["surplus"]:
+        return facts
+    seconds = tool_s + union_s(decoding)
+    if seconds == 0:
+        return {**facts, "tool_s": OUTLASTING * limit_s, "after_s": 0.0}
+    longer = OUTLASTING * limit_s / seconds
+    return {**facts, "tool_s": tool_s * longer, "tokens": sampled * together * longer, "after_s": 0.0}
+
+
+def _never_launched(row: RowMapping) -> bool:
+    """Whether its group was complete before its turn (or while its workspace was made)."""
+    return bool(row["surplus"] and not row["prepared"])
 
 
 # ---- the cost model -------------------------------------------------------------------------------------------------
@@ -257,7 +283,8 @@ _QUERIES = {
     # In the order of their launches: evaluations and steps as they open, each group by group.
     "rollouts": f"""
         SELECT r.id, s.index AS step, g.position, r.member, {_s("r.created_at", "created")},
-               {_s("r.settled_at", "settled")}
+               {_s("r.settled_at", "settled")}, r.reward IS NOT NULL AS rewarded, r.outcome = 'surplus' AS surplus,
+               r.prepared_at IS NOT NULL AS prepared
           FROM rollouts r JOIN groups g ON g.id = r.group_id
           LEFT JOIN steps s ON s.id = g.step_id LEFT JOIN evaluations e ON e.id = g.evaluation_id
          WHERE r.run_id = :run AND r.settled_at IS NOT NULL

@@ -16,18 +16,25 @@ TOOL, TOKENS, LEFT, DEADLINE, SPEED = range(5)
 
 
 class StepState:
-    """A step's progress. A group is handed out when all its members are settled, or, with a quorum, in parts: when so
-    many are, and from then on member by member."""
+    """A step's progress. A group is complete when all its members are settled, or as many with a reward as there are
+    without `over_submit`. It is handed out then, or, with a quorum, in parts: when so many have a reward, and from then
+    on member by member."""
 
-    def __init__(self, index: int, work: StepWork, quorum: int | None) -> None:
+    def __init__(self, index: int, work: StepWork, quorum: int | None, over_submit: int = 0) -> None:
         self.index, self.work = index, work
         groups, size = (int(n) for n in work.tokens.shape)
-        self.quorum: int = size if quorum is None else min(quorum, size)
+        self.wanted: int = size - over_submit
+        self.quorum: int = self.wanted if quorum is None else min(quorum, self.wanted)
         self.queued = deque(range(groups * size))
         self.size = size
         self.live: dict[int, float] = {}
         """Launch times of the rollouts that are under way."""
+        self.cell_of: dict[int, CellState] = {}
+        """The cell that each rollout came to last."""
+        self.scoring: dict[int, float] = {}
+        """Sampled tokens of the live rollouts that have left their cells by themselves."""
         self.settled: list[int] = [0] * groups
+        self.rewarded: list[int] = [0] * groups
         self.waiting: list[float] = [0.0] * groups
         """Tokens of settled members of a group that is not handed out."""
         self.open_groups: int = groups
@@ -36,6 +43,8 @@ class StepState:
         self.backlog = 0.0
         self.computing = 0
         self.settled_at = 0.0
+        self.longest_s = 0.0
+        """Seconds that the longest of the rollouts that are over took."""
 
     @property
     def closed(self) -> bool:
@@ -43,15 +52,21 @@ class StepState:
 
     def settle(self, rollout: int, trained: float, now: float) -> float | None:
         """A rollout is settled. The tokens that its group may hand out now, or None."""
-        group = rollout // self.size
-        del self.live[rollout]
+        group, rewarded = rollout // self.size, self.work.rewarded
+        self.longest_s = max(self.longest_s, now - self.live.pop(rollout))
+        self.scoring.pop(rollout, None)
         self.settled_at = now
         self.settled[group] += 1
+        self.rewarded[group] += rewarded is None or bool(rewarded.flat[rollout] > 0)
         self.waiting[group] += trained
-        if self.settled[group] < self.quorum:
+        if self.rewarded[group] < self.quorum and not self.complete(group):
             return None
         tokens, self.waiting[group] = self.waiting[group], 0.0
         return tokens
+
+    def complete(self, group: int) -> bool:
+        """Whether nobody of the group is waited for."""
+        return self.rewarded[group] >= self.wanted or self.settled[group] == self.size
 
     def hand_out(self, tokens: float, micro_batch: float, last: bool) -> None:
         """Put `tokens` into the queue, in micro-batches of at most `micro_batch`; `last`: of its group."""

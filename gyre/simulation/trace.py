@@ -4,8 +4,8 @@
      "steps": [{"tool_s": [[1.0, 2.5], [0.3, 0.4]], "tokens": [[...], [...]], "context": [[...], [...]],
                 "trained": [[...], [...]]}, ...]}
 
-Arrays are [groups, G]; the fields are those of `gyre.simulation.model`. A step may have `before_s` and `after_s`, and
-the scenario a `window` and the steps that open `drained`.
+Arrays are [groups, G]; the fields are those of `gyre.simulation.model`. A step may have `before_s`, `after_s` and
+`rewarded`, and the scenario a `window`, the steps that open `drained` and `over_submit`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gyre.simulation.model import CostModel, Scenario, StepWork
+
+_FACTS = ("time_limit_s", "window", "drained", "over_submit")
 
 
 class TraceError(ValueError):
@@ -31,6 +33,7 @@ class _Step(BaseModel):
     trained: list[list[float]]
     before_s: list[list[float]] | None = None
     after_s: list[list[float]] | None = None
+    rewarded: list[list[float]] | None = None
 
 
 class _Trace(BaseModel):
@@ -41,6 +44,7 @@ class _Trace(BaseModel):
     cost: CostModel
     window: int | None = None
     drained: frozenset[int] = frozenset()
+    over_submit: int = 0
     steps: list[_Step]
 
 
@@ -56,8 +60,8 @@ def read_trace(path: Path) -> Scenario:
         raise TraceError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
     try:
         steps = [StepWork(**{name: _array(rows) for name, rows in step if rows is not None}) for step in trace.steps]
-        limit, window, drained = trace.time_limit_s, trace.window, trace.drained
-        return Scenario(trace.name, trace.cells, trace.cost, steps, limit, window, drained)
+        facts = {k: getattr(trace, k) for k in ("name", "cells", "cost", *_FACTS)}
+        return Scenario(steps=steps, **facts)
     except ValueError as error:
         raise TraceError(f"{path}: {error}") from error
 
@@ -71,6 +75,5 @@ def _array(rows: list[list[float]]) -> np.ndarray:
 def write_trace(scenario: Scenario, path: Path) -> None:
     """The reverse of `read_trace`."""
     steps = [{k: array.tolist() for k, array in vars(step).items() if array is not None} for step in scenario.steps]
-    names = ("name", "cells", "time_limit_s", "window")
-    facts = {name: getattr(scenario, name) for name in names} | {"drained": sorted(scenario.drained)}
+    facts = {k: getattr(scenario, k) for k in ("name", "cells", *_FACTS)} | {"drained": sorted(scenario.drained)}
     path.write_text(json.dumps({**facts, "cost": vars(scenario.cost), "steps": steps}))

@@ -123,6 +123,43 @@ def test_groups_stand_in_the_order_of_their_launch(engine: Engine) -> None:
     assert step.before_s is not None and step.before_s.tolist() == [[10.0, 10.0], [10.0, 15.0]], "its group is the last"
 
 
+def test_surplus_rollouts_go_on_until_their_group_is_complete(engine: Engine) -> None:
+    """One has no reward, two have one. Of the four to spare one was ended after a call of 4 s, 2 s of which it
+    generated, one before it called, and one was never launched: it held no place."""
+    rollouts = {"groups_per_step": 1, "group_size": 2, "over_submit": 4, "max_concurrent": 4, "time_limit_s": 50}
+    config = RunConfig.model_validate({**CONFIG, "rollouts": rollouts}).model_dump(mode="json")
+    with transaction(engine) as s:
+        world = make_world(s, groups=1, size=6)
+        s.execute(text("UPDATE runs SET config = CAST(:c AS jsonb)"), {"c": json.dumps(config)})
+        for i, rollout in enumerate(world.rollouts[0]):
+            if i < 4:
+                add_call(s, rollout, prompt=30, generated=11, versions=[[0, 0, 11]])
+                mine = f"rollout_id = '{rollout}'"
+                at(s, "calls", mine, started_at=3.0, routed_at=3.0, first_token_at=5.0, ended_at=7.0)
+                s.execute(text(f"UPDATE calls SET cells = ARRAY['a'] WHERE {mine}"))
+            if i < 3:
+                settle(s, rollout, [None, 0.0, 1.0][i])
+            else:
+                queries.settle_rollout(s, rollout, "surplus", None, "surplus")
+            settled = 12.0 if i < 3 else 20.0
+            at(s, "rollouts", f"id = '{rollout}'", created_at=0.0, settled_at=settled)
+            if i < 5:
+                at(s, "rollouts", f"id = '{rollout}'", prepared_at=1.0 if i < 4 else 13.0)
+        hand_out(s, world.group_ids[0], branch_cap=5, micro_batch_tokens=64, normalize_std=True)
+        at(s, "steps", f"id = {world.step_id}", started_at=0.0, published_at=30.0)
+    found = read_recording(engine, RUN)
+    (step,) = found.scenario.steps
+    assert found.scenario.over_submit == 4
+    assert step.rewarded is not None and step.rewarded.tolist() == [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]
+    assert step.before_s is not None and step.before_s.tolist() == [[3.0, 3.0, 3.0, 3.0, 8.0, 0.0]]
+    assert step.after_s is not None and step.after_s.tolist() == [[5.0, 5.0, 5.0, 0.0, 0.0, 0.0]]
+    assert step.tool_s.tolist() == [[2.0, 2.0, 2.0, 250.0, 500.0, 500.0]], "ten time limits, as it had begun"
+    assert step.tokens.tolist() == [[10.0, 10.0, 10.0, 1250.0, 0.0, 0.0]]
+    run = found.replay()
+    assert run.settled[0] < 20.0, "the group did not wait for them"
+    assert run.trained_tokens == step.trained.sum() > 0 and run.surplus_tokens > 0
+
+
 def test_an_evaluation_empties_the_run(engine: Engine) -> None:
     with transaction(engine) as s:
         record(s, 0, 0.0)
