@@ -9,8 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gyre.ports import notice_loss
 from gyre.training.protocol import (
     LINE_LIMIT,
+    WRONG_TOKEN,
     Endpoint,
     TrainerError,
     TrainerStatus,
@@ -116,14 +118,22 @@ class TrainerClient:
             answer = await reader.readline()
         except OSError as error:
             raise TrainerUnavailable(f"{self.at}: lost the trainer during {command}: {error}") from error
+        except ValueError as error:  # a line without end
+            raise TrainerUnavailable(f"{self.at}: what listens is no trainer: {error}") from error
         finally:
             writer.close()
-        if not answer:
+        if not answer.endswith(b"\n"):
             raise TrainerUnavailable(f"{self.at}: the trainer went away during {command}")
-        data = json.loads(answer)
-        if "error" in data:
-            raise TrainerError(data["error"]["type"], data["error"]["message"])
-        result: dict[str, Any] = data["result"]
+        try:
+            data = json.loads(answer)
+            failed = data.get("error")
+            result: dict[str, Any] = {} if failed else data["result"]
+        except (ValueError, KeyError, AttributeError) as error:
+            raise TrainerUnavailable(f"{self.at}: what listens is no trainer: it says {answer[:80]!r}") from error
+        if failed and failed["type"] == WRONG_TOKEN:
+            raise TrainerUnavailable(f"{self.at}: another trainer listens there now: {failed['message']}")
+        if failed:
+            raise TrainerError(failed["type"], failed["message"])
         return result
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -131,7 +141,9 @@ class TrainerClient:
             if isinstance(self.at, Endpoint):
                 host, _, port = self.at.address.rpartition(":")
                 async with asyncio.timeout(CONNECT_S):
-                    return await asyncio.open_connection(host, int(port), limit=LINE_LIMIT)
+                    reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_LIMIT)
+                notice_loss(writer.get_extra_info("socket"))
+                return reader, writer
             with short_address(self.at) as address:
                 return await asyncio.open_unix_connection(address, limit=LINE_LIMIT)
         except OSError as error:  # TimeoutError is one

@@ -28,6 +28,9 @@ DATABASE_LOST = ("OperationalError", "InternalError")
 """Kinds of error of a trainer that could not reach Postgres, or had its transaction ended there. Nothing was changed,
 or what was is found when the command is sent again."""
 
+WRONG_TOKEN = "TokenError"
+"""Kind of error of a trainer that is not the one looked up: another listens at that address by now."""
+
 BESIDE = ("prefetch",)
 """Commands that run while another one computes: they touch nothing that a computation uses."""
 

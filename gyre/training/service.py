@@ -16,10 +16,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from gyre.ports import notice_loss
 from gyre.store.queries import FencedError
-from gyre.training.protocol import BESIDE, FENCED, FROM_AFAR, LINE_LIMIT, REFUSALS, TrainerStatus, short_address
+from gyre.training.protocol import (
+    BESIDE,
+    FENCED,
+    FROM_AFAR,
+    LINE_LIMIT,
+    REFUSALS,
+    WRONG_TOKEN,
+    TrainerStatus,
+    short_address,
+)
 
 log = logging.getLogger("gyre.trainer")
+
+FIRST_WORD_S = 10.0
+"""How long a connection from another machine may take to send its request."""
+AFAR_LIMIT = 128
+"""Connections from other machines at once; each is a file that this process has open. More are closed unheard."""
 
 
 class Commands(Protocol):
@@ -69,6 +84,7 @@ class TrainerService:
         self._pending = 0
         self._fenced = asyncio.Event()
         self._why = ""
+        self._afar_open = 0
 
     async def serve(self) -> None:
         """Serve until cancelled. Raises what `start` raised; FencedError, once the cell is another agent's."""
@@ -88,7 +104,7 @@ class TrainerService:
     async def _listen(self, host: str, token: str) -> asyncio.Server:
         """The server at a free port of `host`. Raises OSError, which names the address."""
         try:
-            server = await asyncio.start_server(partial(self._connection, token=token), host, 0, limit=LINE_LIMIT)
+            server = await asyncio.start_server(partial(self._from_afar, token=token), host, 0, limit=LINE_LIMIT)
         except OSError as error:
             raise OSError(f"GYRE_HOST: cannot listen at {host}, give an address of this machine: {error}") from error
         self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
@@ -112,16 +128,37 @@ class TrainerService:
             address=self._address,
         )
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None = None
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                writer.write(json.dumps(await self._answer(line, token)).encode() + b"\n")
-                await writer.drain()
-                if self._why:  # only now: whoever asked is told
-                    self._fenced.set()
+                await self._reply(writer, await self._answer(line))
         writer.close()
+
+    async def _from_afar(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
+        """One request of another machine. Whoever is there may connect, so it costs little until it says the token."""
+        self._afar_open += 1
+        try:
+            if self._afar_open > AFAR_LIMIT:
+                log.warning("%d connections from other machines are open; one more is closed", AFAR_LIMIT)
+                return
+            notice_loss(writer.get_extra_info("socket"))
+            async with asyncio.timeout(FIRST_WORD_S):
+                line = await reader.readline()
+            if line:
+                await self._reply(writer, await self._answer(line, token))
+        except (OSError, ValueError) as error:  # it went away (TimeoutError is an OSError), or its line has no end
+            log.info("a connection from %s is closed: %r", writer.get_extra_info("peername"), error)
+        finally:
+            self._afar_open -= 1
+            writer.close()
+
+    async def _reply(self, writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
+        try:
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        finally:
+            if self._why:  # only now: whoever asked is told, if still there
+                self._fenced.set()
 
     async def _answer(self, line: bytes, token: str | None = None) -> dict[str, Any]:
         """`token`: what the request must know, where it comes over the network."""
@@ -129,11 +166,12 @@ class TrainerService:
         try:
             request = json.loads(line)
             number, command, arguments = request["id"], request["command"], request.get("arguments", {})
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _failure(number, "ProtocolError", f"a request is {{id, command, arguments}}: {error!r}")
         if token is not None:
-            if not hmac.compare_digest(str(request.get("token", "")).encode(), token.encode()):
-                return _failure(number, "ProtocolError", "the token is not this trainer's; look up its row in `cells`")
+            said = str(request.get("token", "")).encode("utf-8", "surrogatepass")
+            if not hmac.compare_digest(said, token.encode()):
+                return _failure(number, WRONG_TOKEN, "the token is not this trainer's; look up its row in `cells`")
             if command not in FROM_AFAR:
                 return _failure(number, "ProtocolError", f"from another machine only {FROM_AFAR}, not {command!r}")
         if command == "status":

@@ -23,6 +23,16 @@ class Machines:
     here: str
     there: str
     prefix: tuple[str, ...]
+    device: str
+    """Of this machine, in the network that they share."""
+
+    def cut(self) -> None:
+        """From now on every packet between them is lost; nobody is told."""
+        _ip("link", "set", self.device, "down")
+
+    def heal(self) -> None:
+        """The opposite of `cut`."""
+        _ip("link", "set", self.device, "up")
 
 
 @contextlib.contextmanager
@@ -40,7 +50,7 @@ def two_machines() -> Iterator[Machines]:
             _ip("-n", name, "address", "add", f"{there}/30", "dev", inside)
             _ip("-n", name, "link", "set", inside, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            yield Machines(here, there, ("ip", "netns", "exec", name))
+            yield Machines(here, there, ("ip", "netns", "exec", name), outside)
         finally:
             _ip("netns", "delete", name)  # and with it the pair of devices
     except FileNotFoundError as error:

@@ -184,7 +184,7 @@ async def test_central_answers_over_the_network_only_who_knows_its_token(apart: 
     with pytest.raises(TrainerError, match=r"only .*not 'wake'"):
         await known.wake()
     for token in ("", "a guess"):
-        with pytest.raises(TrainerError, match="the token is not this trainer's; look up its row in `cells`"):
+        with pytest.raises(TrainerUnavailable, match="the token is not this trainer's; look up its row in `cells`"):
             await TrainerClient(Endpoint(row["address"], token)).status()
     assert (await known.status()).asleep  # central serves, and still does
 

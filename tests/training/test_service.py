@@ -46,7 +46,7 @@ async def test_other_machines_may_push_and_no_more(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"from another machine only \('status', 'absorb'\), not 'wake'"):
         await afar.wake()
     for token in ("", "secrets", "s\u00e9cret"):
-        with pytest.raises(TrainerError, match="the token is not this trainer's"):
+        with pytest.raises(TrainerUnavailable, match="the token is not this trainer's"):
             await TrainerClient(Endpoint(address, token)).absorb(7, {}, "another")
     await TrainerClient(socket).wake()  # its own agent asks for nobody's leave
     serving.cancel()
