@@ -58,11 +58,17 @@ class StackProgress:
 
 
 def process_table(state: StackState) -> Table:
-    """One row a process: mark, name, state, seconds in it, what it waits for."""
+    """One row a process: mark, name, state, seconds in it, how often it was started again, what it waits for."""
     table = Table(box=None, padding=(0, 1), show_header=False)
     for process in state.processes:
-        table.add_row(_MARKS[process.state], process.name, process.state, _age(process), process.detail)
+        table.add_row(
+            _MARKS[process.state], process.name, process.state, _age(process), _restarts(process), process.detail
+        )  # fmt: skip
     return table
+
+
+def _restarts(process: ProcessState) -> str:
+    return "" if process.restarts == 0 else f"{process.restarts} restart{'s' if process.restarts > 1 else ''}"
 
 
 def _age(process: ProcessState) -> str:

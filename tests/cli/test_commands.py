@@ -12,7 +12,7 @@ from gyre.cli.checks import SOURCE, pins
 from gyre.cli.data import data_folder
 from gyre.cli.live import PlainView, clock, spark
 from gyre.cli.snapshot import newest_run, take_snapshot
-from gyre.cli.stackfile import StackState
+from gyre.cli.stackfile import ProcessState, StackState
 from gyre.cli.summary import print_summary
 from tests.cli.conftest import Gyre
 from tests.report.story import tell
@@ -82,6 +82,17 @@ def test_status_shows_the_run(gyre: Gyre, data: Path) -> None:
     assert code == 0
     for said in ("demo-s0 · done", "2 of 2", "held-out", "success 75.0 %", "central (central)", "satellite"):
         assert said in out
+
+
+def test_status_shows_what_was_started_again(gyre: Gyre, data: Path) -> None:
+    state = StackState.read(data)
+    assert state is not None
+    times = {"postgres": 0, "gateway": 1, "control": 12}
+    processes = [ProcessState(name=n, component=n, state="ready", restarts=k) for n, k in times.items()]
+    state.model_copy(update={"processes": processes}).write(data)
+    _, out, _ = gyre("status", "--data", data)
+    rows = [line.split()[1:] for line in out.splitlines() if line.strip().startswith("●")]
+    assert rows == [["postgres", "ready"], ["gateway", "ready", "1", "restart"], ["control", "ready", "12", "restarts"]]
 
 
 def test_status_shows_a_pause(gyre: Gyre, data: Path) -> None:
