@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gyre.store import names, queries, tokens
 from gyre.store.db import async_transaction, driver_url, libpq_url, make_async_engine, make_engine, transaction
-from gyre.store.migrate import upgrade
+from gyre.store.migrate import OtherTables, upgrade
 from gyre.store.models import Base, Call, Run
 from tests.store.world import RUN, add_call, make_world
 
@@ -40,6 +40,17 @@ def test_migrations_of_two_processes_that_start_together(postgres_url: str) -> N
             assert c.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
             assert c.execute("SELECT count(*) FROM rollout_summary").fetchone() == (0,)
         admin.execute("DROP DATABASE twice WITH (FORCE)")
+
+
+def test_a_database_of_an_earlier_state_names_what_it_lacks(database: str) -> None:
+    with psycopg.connect(libpq_url(database), autocommit=True) as c:
+        c.execute("ALTER TABLE cells DROP COLUMN trainer_endpoint")
+        with pytest.raises(OtherTables, match=r"it has no cells\.trainer_endpoint; use another data folder"):
+            upgrade(database)
+        c.execute("DROP TABLE cpu_samples")
+        with pytest.raises(OtherTables, match=r"it has no .*cpu_samples\..*, .* and \d+ more; use another") as told:
+            upgrade(database)
+    assert "\n" not in str(told.value)
 
 
 def test_views_are_replaced_only_when_they_changed(database: str) -> None:

@@ -61,7 +61,10 @@ def main() -> None:
         path.write_text(run.model_dump_json(indent=1), encoding="utf-8")
     url = os.environ["GYRE_DATABASE_URL"]
     server.wait_ready(url)
-    migrate.upgrade(url)
+    try:
+        migrate.upgrade(url)
+    except migrate.OtherTables as error:
+        fail(str(error))
     try:
         added = asyncio.run(
             register_attributes(os.environ["GYRE_TEMPORAL_ADDRESS"], os.environ["GYRE_TEMPORAL_NAMESPACE"])
