@@ -10,6 +10,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from gyre import ports
+
 
 def driver_url(url: str) -> str:
     """`url` with the psycopg 3 driver: accepts postgresql://, postgres:// and postgresql+psycopg://.
@@ -24,7 +26,8 @@ def driver_url(url: str) -> str:
 
 def libpq_url(url: str) -> str:
     """`url` as libpq and psycopg read it (no driver in the scheme), for LISTEN connections and psql."""
-    return make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
+    rendered = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
+    return rendered.replace(" ", "%20")  # SQLAlchemy leaves them, libpq takes none
 
 
 STOPPED_S = 60.0
@@ -35,11 +38,17 @@ def make_engine(url: str, *, pool_size: int = 4, stopped_s: float | None = None)
     """A pooled, synchronous engine. A connection that a restarted server broke is replaced before it is used.
 
     `stopped_s`: a process that says nothing for so long in the midst of a transaction (it was stopped, or its machine
-    was cut off) loses it, and with it the locks on which others wait. None: however long.
+    was cut off) loses it, and with it the locks on which others wait. None: however long. Given, the process may be on
+    another machine: a network that carries nothing is noticed, as by `ports.notice_loss`.
     """
-    arguments = {}
+    arguments: dict[str, str | int] = {}
     if stopped_s is not None:
-        arguments["options"] = f"-c idle_in_transaction_session_timeout={int(1000 * stopped_s)}"
+        pause = ports.LOST_S // 5
+        arguments = {
+            "options": f"-c idle_in_transaction_session_timeout={int(1000 * stopped_s)}",
+            "connect_timeout": 30, "tcp_user_timeout": 1000 * ports.LOST_S,
+            "keepalives_idle": pause, "keepalives_interval": pause, "keepalives_count": 4,
+        }  # fmt: skip
     return create_engine(
         driver_url(url), pool_size=pool_size, max_overflow=8, pool_pre_ping=True, connect_args=arguments
     )

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+from urllib.parse import quote
 
 import psutil
 import psycopg
@@ -75,7 +76,7 @@ def server_command(data_dir: Path, port: int, listen: str = LOOPBACK) -> ServerC
     port = port or free_port()
     argv = [sys.executable, "-m", "gyre.store.server", "--data", str(data_dir), "--port", str(port)]
     argv += [] if listen == LOOPBACK else ["--listen", listen]
-    url = f"postgresql+psycopg://{_USER}:{_password(data_dir)}@{listen}:{port}/{DATABASE}"
+    url = f"postgresql+psycopg://{_USER}:{quote(_password(data_dir), safe='')}@{listen}:{port}/{DATABASE}"
     return ServerCommand(argv, url)
 
 
@@ -242,7 +243,9 @@ def _settings(pgdata: Path, listen: str) -> dict[str, str]:
     rules = pgdata / "gyre_hba.conf"
     rules.write_text("host all all all scram-sha-256\n", encoding="utf-8")
     rules.chmod(0o644)  # the server may run as another user
-    return _SETTINGS | {"listen_addresses": f"{LOOPBACK},{listen}", "hba_file": str(rules)}
+    # A machine that is gone takes its connections with it: by the kernel's own measure they would stay for two hours.
+    gone = {"tcp_keepalives_idle": "60", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "6"}
+    return _SETTINGS | gone | {"listen_addresses": f"{LOOPBACK},{listen}", "hba_file": str(rules)}
 
 
 def _initialise(pgdata: Path, password: str) -> None:

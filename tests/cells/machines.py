@@ -6,10 +6,13 @@ What listens at 127.0.0.1 here is not reached from there. Files are the same: th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+_count = itertools.count()
 
 
 class NoMachine(Exception):
@@ -38,9 +41,10 @@ class Machines:
 @contextlib.contextmanager
 def two_machines() -> Iterator[Machines]:
     """This machine and another, for the length of the block. Raises NoMachine."""
-    name, net = f"gyre{os.getpid()}", f"198.18.{os.getpid() % 256}"  # of the block that is reserved for tests
+    number = next(_count)  # what was deleted is not gone at once
+    name, net = f"gyre{os.getpid()}-{number}", f"198.18.{(os.getpid() + number) % 256}"  # a block reserved for tests
     here, there = f"{net}.1", f"{net}.2"
-    inside, outside = "eth0", f"gy{os.getpid()}"
+    inside, outside = "eth0", f"gy{os.getpid()}-{number}"
     try:
         _ip("netns", "add", name)
         try:
