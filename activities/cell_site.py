@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from activities.cell_engine import CellEngine
 from activities.cell_store import CellStore
@@ -30,6 +31,9 @@ log = logging.getLogger("gyre.cell")
 
 BEAT_S = 5.0
 """How often the row is written though nothing changed: its age says whether the agent lives (see LOST_AFTER_S)."""
+
+GOODBYE_S = 10.0
+"""How long an agent that ends may take to say so in its row."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,10 @@ class CellSite:
             await asyncio.gather(asyncio.to_thread(self.engine.stop), asyncio.to_thread(self.trainer.stop))
             self.trainer.incarnation = self.trainer.endpoint = None
             self.role = "down"
-            with contextlib.suppress(FencedError):  # then the row is another's
-                await self.report()
+            # The row may be another's by now, or the database be what is missing: that was waited for already.
+            with contextlib.suppress(FencedError, OperationalError, TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await self.report()
 
     async def engine_changed(self) -> None:
         """The engine came or went. One that comes while the cell trains gives its memory to the trainer."""

@@ -11,10 +11,13 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from datetime import timedelta
 from typing import NoReturn
 
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -22,6 +25,7 @@ from temporalio.worker import Worker
 from activities.cell import CellActivities
 from activities.cell_process import CannotStart
 from activities.cell_site import PROGRAMS, CellSite, Programs
+from activities.cell_store import OUTAGE_S
 from gyre.ports import is_loopback
 from gyre.store.db import STOPPED_S, make_engine
 from gyre.store.queries import FencedError
@@ -55,9 +59,13 @@ def main(programs: Programs = PROGRAMS) -> None:
         asyncio.run(serve(settings, cell, programs))
     except FencedError as error:
         _replaced(error, arguments.stay)
+    except OperationalError as error:
+        _without_database(settings, cell, error)
     except ExceptionGroup as group:
         if (fenced := group.subgroup(FencedError)) is not None:
             _replaced(fenced.exceptions[0], arguments.stay)
+        if (lost := group.subgroup(OperationalError)) is not None:
+            _without_database(settings, cell, lost.exceptions[0])
         if (vain := group.subgroup(CannotStart)) is None:
             raise
         fail(f"cell {cell}: {vain.exceptions[0]}")  # its code tells the supervisor that a restart would not help
@@ -65,12 +73,21 @@ def main(programs: Programs = PROGRAMS) -> None:
 
 def _check_machine(settings: WorkerSettings, cell: str) -> None:
     """One line and exit code 2 where this machine lacks what a cell of a run on several machines needs."""
-    run = settings.run
-    if run.stack.remote_cells and is_loopback(settings.host):
+    run, host = settings.run, settings.host
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        fail(f"GYRE_HOST: {host} is no name that this machine knows ({error}); set it to this machine's address")
+    if run.stack.remote_cells and is_loopback(address):
         fail(
-            f"GYRE_HOST is {settings.host}, which other machines do not reach, but the run has cells on several "
-            f"(stack.remote_cells); set it to this machine's address in their network"
+            f"GYRE_HOST is {host}{'' if address == host else f', here {address}'}, which other machines do not reach, "
+            "but the run has cells on several (stack.remote_cells); set it to this machine's address in their network"
         )
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            fail(f"GYRE_HOST: {host} is no address of this machine; `ip address` shows them")
     if not run.policy.path.is_dir():
         fail(f"cell {cell}: policy.path: no folder {run.policy.path} on this machine; have the run's machines share it")
 
@@ -80,6 +97,18 @@ def _replaced(error: BaseException, stay: bool) -> NoReturn:
     if stay:  # what starts again whatever ends would have the two agents take the cell from each other for ever
         os.execvp("sleep", ["sleep", "infinity"])
     raise SystemExit(REPLACED) from None
+
+
+def _without_database(settings: WorkerSettings, cell: str, error: BaseException) -> NoReturn:
+    """One line and exit code 1: whoever started this agent may do so again, and the database be back."""
+    log.debug("ends", exc_info=error)
+    where = make_url(settings.database_url)
+    print(
+        f"gyre: cell {cell}: Postgres at {where.host}:{where.port} has not answered for {OUTAGE_S:.0f} s; if its stack "
+        f"has another address now, `gyre cells` prints it ({str(error).splitlines()[0]})",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    raise SystemExit(1) from None
 
 
 async def serve(settings: WorkerSettings, cell: str, programs: Programs) -> None:

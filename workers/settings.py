@@ -7,13 +7,14 @@ Every worker begins with `settings = settings_or_exit()`; the supervisor makes t
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gyre.config import RunConfig
 from gyre.ports import LOOPBACK
@@ -43,9 +44,16 @@ class WorkerSettings(BaseModel):
     """The data folder (absolute)."""
     run_config: Path
     """Path of the resolved run config, `RunConfig.model_dump_json()`."""
-    host: str = Field(LOOPBACK, pattern=r"^[A-Za-z1-9][A-Za-z0-9.-]*$")
+    host: str = LOOPBACK
     """Address of this machine, of an interface of its own, at which a cell's engine, transfers and central's trainer
     listen and are found: IPv4 (not 0.0.0.0) or a name. With cells on several machines, one that all of them reach."""
+
+    @field_validator("host")
+    @classmethod
+    def _is_one_address(cls, host: str) -> str:
+        if re.fullmatch(r"[A-Za-z1-9][A-Za-z0-9.-]*", host) is None:
+            raise ValueError(f"is {host!r}; give this machine's IPv4 address (not 0.0.0.0) or its name")
+        return host
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -58,6 +66,7 @@ class WorkerSettings(BaseModel):
             first = error.errors(include_url=False)[0]
             name = _variable(str(first["loc"][0]))
             what = "is not set; start this process by `gyre up`" if first["type"] == "missing" else first["msg"]
+            what = what.removeprefix("Value error, ")
             raise SettingsError(f"{name} {what}") from error
 
     def to_env(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,15 +10,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 import activities.cell_process
+import activities.cell_site
 from activities.cell_engine import CellEngine
 from activities.cell_process import START_TRIES, CannotStart, FirstStart
+from activities.cell_site import CellSite
 from activities.cell_store import CellStore
 from activities.cell_trainer import CellTrainer
 from gyre.config import CellConfig, RunConfig, StackConfig
+from gyre.store.db import make_engine
 from gyre.store.queries import FencedError
 from workers import cell_agent
+
+NOWHERE = "postgresql+psycopg://x@127.0.0.1:9/x"
+LOST = OperationalError(None, None, OSError("refused"))
 
 
 @pytest.fixture
@@ -78,6 +86,12 @@ async def test_a_trainer_whose_settings_are_wrong(two_tries: None, tmp_path: Pat
     [
         (CannotStart("the engine cannot start: no such model"), 2, "cell c0: the engine cannot start: no such model"),
         (FencedError("cell 'c0' was taken by another agent"), 3, "cell 'c0' was taken by another agent"),
+        (
+            LOST,
+            1,
+            "cell c0: Postgres at 127.0.0.1:9 has not answered for 120 s; if its stack has another address now, "
+            "`gyre cells` prints it ((builtins.OSError) refused)",
+        ),
     ],
 )
 def test_an_agent_that_should_not_be_started_again_says_why_in_one_line(
@@ -91,9 +105,30 @@ def test_an_agent_that_should_not_be_started_again_says_why_in_one_line(
         raise ExceptionGroup("tasks", [error])
 
     monkeypatch.setattr(sys, "argv", ["cell_agent", "--cell", "c0"])
-    monkeypatch.setattr(cell_agent, "settings_or_exit", lambda: SimpleNamespace(run=run))
+    monkeypatch.setattr(
+        cell_agent, "settings_or_exit", lambda: SimpleNamespace(run=run, host="127.0.0.1", database_url=NOWHERE)
+    )
     monkeypatch.setattr(cell_agent, "serve", serve)
     with pytest.raises(SystemExit) as ended:
         cell_agent.main()
     assert ended.value.code == code
     assert capsys.readouterr().err == f"gyre: {said}\n"
+
+
+async def test_an_agent_whose_database_is_gone_has_waited_already(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends; the word that it does is not waited for as long again."""
+    monkeypatch.setattr(activities.cell_site, "GOODBYE_S", 0.1)
+    site = CellSite(run, "c0", make_engine(NOWHERE), logs=tmp_path, sockets=tmp_path, env={})
+
+    async def lost(*_: object) -> None:
+        raise LOST
+
+    monkeypatch.setattr(site, "take", nothing)
+    monkeypatch.setattr(site.engine, "keep", lost)
+    monkeypatch.setattr(site.trainer, "keep", lost)
+    async with asyncio.timeout(60):
+        with pytest.raises(ExceptionGroup) as ended:
+            await site.keep()
+    assert ended.value.exceptions[0] is LOST

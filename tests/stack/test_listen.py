@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from gyre.config import RunConfig, StackConfig, load_run_config
-from gyre.store.db import libpq_url
+from gyre.store.db import libpq_url, make_engine
 from gyre.store.server import PostgresServer
+from tests.cells.machines import NoMachine, two_machines
 from workers.settings import SettingsError, WorkerSettings
 from workers.stack.ports import NAMES, PortError, choose_ports, is_free
 from workers.stack.services import StackPlan, run_stages
@@ -44,8 +47,9 @@ def test_without_a_word_nothing_leaves_the_machine(tmp_path: Path) -> None:
 
 
 def test_an_agent_does_not_listen_everywhere() -> None:
-    with pytest.raises(SettingsError, match="GYRE_HOST"):
-        WorkerSettings.from_env({**_settings().to_env(), "GYRE_HOST": "0.0.0.0"})
+    for wrong in ("0.0.0.0", "::1", "10.0.0.1:80", ""):
+        with pytest.raises(SettingsError, match=rf"^GYRE_HOST is '{wrong}'; give this machine's IPv4 address"):
+            WorkerSettings.from_env({**_settings().to_env(), "GYRE_HOST": wrong})
 
 
 def _settings() -> WorkerSettings:
@@ -63,6 +67,25 @@ def test_a_port_is_free_only_if_it_is_at_both_addresses() -> None:
             choose_ports({"temporal": port}, {}, listen="127.0.0.2")
     with pytest.raises(PortError, match=r"stack\.listen: 203\.0\.113\.7 is no address of this machine"):
         choose_ports({}, {}, listen="203.0.113.7")
+
+
+def test_beyond_loopback_a_port_is_free_only_everywhere() -> None:
+    """Temporal listens at every address."""
+    with contextlib.ExitStack() as stack:
+        try:
+            machines = stack.enter_context(two_machines())
+        except NoMachine as why:
+            pytest.skip(f"no second machine: {why}")
+        port = stack.enter_context(socket.create_server(("127.0.0.3", 0))).getsockname()[1]
+        assert is_free(port) and not is_free(port, machines.here)
+
+
+def test_a_password_may_have_any_letters(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "password").write_text("a/b@c:d%e f#\n")
+    with PostgresServer(tmp_path / "postgres") as server, make_engine(server.url).connect() as connection:
+        assert connection.scalar(text("select 1")) == 1
+        psycopg.connect(libpq_url(server.url)).close()
 
 
 def test_postgres_listens_at_both_and_asks_for_the_password(tmp_path: Path) -> None:

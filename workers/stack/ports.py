@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-from gyre.ports import LOOPBACK
+from gyre.ports import LOOPBACK, is_loopback
 
 NAMES = ("postgres", "temporal", "ui", "temporal_http", "temporal_metrics", "gateway")
 
@@ -29,7 +29,7 @@ def choose_ports(
 ) -> tuple[dict[str, int], list[str]]:
     """Ports by name: the one `wanted` (nonzero), else the one `kept` from before if free, else any free one.
 
-    Free is one at 127.0.0.1 and at `listen`.
+    Free is one at 127.0.0.1 and, where `listen` is another, at every address.
 
     Returns the ports and the names of kept ports that had to change. Raises PortError where a wanted one is taken, or
     `listen` is no address of this machine.
@@ -54,8 +54,8 @@ def choose_ports(
 
 
 def is_free(port: int, listen: str = LOOPBACK) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1, and of `listen`, now."""
-    for host in {LOOPBACK, listen}:
+    """Whether a server could listen on this port of 127.0.0.1 now; beyond it, at every address: Temporal does."""
+    for host in {LOOPBACK, listen} | (set() if is_loopback(listen) else {"0.0.0.0"}):
         with socket.socket() as probe:
             # As servers do: connections in TIME_WAIT from a run before do not make a port taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
