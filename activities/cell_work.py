@@ -210,6 +210,7 @@ async def push_held(site: CellSite) -> bool:
     ticket = await client.push(status.step_id)
     if ticket is None:
         return False
+    refused = ""
     try:
         await _absorbed(site, status, ticket)
     except TrainerError as error:
@@ -218,5 +219,9 @@ async def push_held(site: CellSite) -> bool:
         if error.kind not in REFUSALS:
             raise
         log.warning("central refused a gradient: %s", error.message)
-    await client.reset(status.step_id)
+        refused = f"; central had refused it: {error.message}"
+    try:
+        await client.reset(status.step_id)
+    except TrainerError as error:
+        raise TrainerError(error.kind, error.message + refused) from error
     return True
