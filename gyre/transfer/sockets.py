@@ -111,7 +111,8 @@ class SocketPublisher:
     def _refuse(self, request: dict[str, Any]) -> str:
         if request.get("incarnation") != self._incarnation:
             return "stale"
-        if not hmac.compare_digest(str(request.get("token", "")), self._token):
+        said = str(request.get("token", "")).encode("utf-8", "surrogatepass")  # as text it had to be ASCII
+        if not hmac.compare_digest(said, self._token.encode()):
             return "token"
         return "" if self._slots.current >= 0 else "empty"
 
