@@ -26,13 +26,14 @@ def cells(
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the servers; a cell's agent takes a free one.")
     ] = 30000,
+    seed: Annotated[int | None, typer.Option(help="Seed instead of the run file's.")] = None,
     data: DataOption = None,
 ) -> None:
     """Print how every cell's server and trainer are started: on its own machine by its agent, on others by you.
 
     For the cells of stack.remote_cells: how their agents are started, which is all that you start of them.
     """
-    run = read_run_file(run_file)
+    run = read_run_file(run_file, seed=seed)
     folder = data_folder(data, run_file)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     try:
@@ -45,9 +46,14 @@ def cells(
 
 
 def lines(run: RunConfig, sockets: Path, port: int) -> Iterator[str]:
-    """A comment for each machine of each cell, then its server's and its trainer's command for a shell."""
+    """A comment for each machine of each cell, then its server's and its trainer's command for a shell.
+
+    Without the first machines of the cells whose agents run elsewhere: there the agent starts both.
+    """
     for cell in run.cells:
         for node, machine in enumerate(cell.nodes or ["this machine"]):
+            if node == 0 and cell.name in run.stack.remote_cells:
+                continue
             yield f"# {cell.name}{' (central)' if cell.central else ''}, {machine}, {_devices(cell)}"
             yield _shell(
                 *sglang_command(run.policy.path, port, run.serving, cell, context=run.policy.context, node=node)
@@ -58,13 +64,13 @@ def lines(run: RunConfig, sockets: Path, port: int) -> Iterator[str]:
 def agents(run: RunConfig, stack: StackState | None) -> Iterator[str]:
     """For each cell of another machine a comment, then its agent's command; without a stack, what to do first."""
     for cell in run.stack.remote_cells:
-        yield f"# agent of {cell}: on its machine, in a checkout of this code, GYRE_HOST being that machine's address"
+        yield f"# agent of {cell}: on its machine, in a checkout of this code; for ADDRESS put that machine's address"
         if stack is None or not stack.alive or stack.run_id != run.run_id:
-            yield "# its variables are known once the run's stack is up: gyre train, or gyre up, RUN.toml"
+            now = f"; now one is up for {stack.run_id or 'no run'}" if stack is not None and stack.alive else ""
+            yield f"# its variables are known once the stack of {run.run_id} is up (gyre train, gyre up){now}"
         else:
-            yield _shell(
-                ["python", "-m", "workers.cell_agent", "--cell", cell], stack.environment | {"GYRE_HOST": "ADDRESS"}
-            )
+            argv = [".venv/bin/python", "-m", "workers.cell_agent", "--cell", cell]
+            yield _shell(argv, stack.environment | {"GYRE_HOST": "ADDRESS"})
 
 
 def _devices(cell: CellConfig) -> str:

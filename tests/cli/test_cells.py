@@ -125,7 +125,7 @@ def test_the_agent_of_a_cell_elsewhere(gyre: Gyre, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(REMOTE)
     code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path)
     assert code == 0, err
-    assert out.splitlines()[-1].startswith("# its variables are known once the run's stack is up")
+    assert out.splitlines()[-1].startswith("# its variables are known once the stack of wide-s0 is up")
     known = WorkerSettings(
         database_url="postgresql+psycopg://gyre:secret@10.0.0.1:5/gyre", temporal_address="10.0.0.1:7",
         gateway_url="http://127.0.0.1:8", data=tmp_path, run_config=tmp_path / "config.json", host="10.0.0.1",
@@ -136,11 +136,17 @@ def test_the_agent_of_a_cell_elsewhere(gyre: Gyre, tmp_path: Path) -> None:
     ).write(tmp_path)
     code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path)
     assert code == 0, err
+    assert [line for line in out.splitlines() if line.startswith("#")][:-1] == [
+        "# big (central), gpu-1, CUDA 0, 1", "# big (central), gpu-2, CUDA 0, 1"
+    ]  # fmt: skip
     comment, command = out.splitlines()[-2:]
     assert comment.startswith("# agent of small: on its machine")
     env, *rest = shlex.split(command)
     variables = dict(word.split("=", 1) for word in rest[:-5])
-    assert env == "env" and rest[-5:] == ["python", "-m", "workers.cell_agent", "--cell", "small"]
+    assert env == "env" and rest[-5:] == [".venv/bin/python", "-m", "workers.cell_agent", "--cell", "small"]
+    for seed, found in (("3", "# its variables are known once the stack of wide-s3 is up (gyre train, gyre up); now one is up for wide-s0"), ("0", command)):
+        code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path, "--seed", seed)
+        assert code == 0 and out.splitlines()[-1].startswith(found), err
     there = WorkerSettings.from_env({**variables, "GYRE_HOST": "10.0.0.2"})
     assert there == known.model_copy(update={"host": "10.0.0.2"})
 
