@@ -156,7 +156,7 @@ async def test_a_push_whose_network_drops_packets_is_over_and_may_be_sent_again(
             push = await asyncio.create_subprocess_exec(
                 *machines.prefix, sys.executable, "-c", PUSH, address, stdout=subprocess.PIPE
             )
-            assert await asyncio.to_thread(commands.begun.wait, 60)
+            assert await asyncio.to_thread(commands.begun.wait, 120)
             machines.cut()
             async with asyncio.timeout(60):
                 said, _ = await push.communicate()
