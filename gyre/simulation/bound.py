@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.simulation.model import Floats, Scenario, StepWork
+from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
 
 
 def lower_bound(scenario: Scenario, *, staleness: int = 0, quorum: int | None = None) -> float:
@@ -51,9 +51,9 @@ def serving_part(scenario: Scenario) -> float:
 def _least_s(step: StepWork, scenario: Scenario) -> tuple[float, float]:
     """Cell-seconds of serving and of training that a step takes at least, together.
 
-    Of a cell's S slots let b generate, on average over all its time C, and S - b wait for tools. A batch of b gives at
-    most g(b) = b / (d + e b) tokens a second, which is concave: no more than g(a) + g'(a) (b - a), whatever a. So N
-    tokens and T seconds of tools, T <= (S - b) C, take
+    Of a cell's S slots let b generate, on average over all its time C, and S - b wait for tools. So many give at most
+    g(b) = b / (D + E b) tokens a second (`_batch_law`), which is concave: no more than g(a) + g'(a) (b - a), whatever
+    a. So N tokens and T seconds of tools, T <= (S - b) C, take
 
         C >= (N + g'(a) T) / (g(a) + g'(a) (S - a)),
 
@@ -75,14 +75,35 @@ def _least_s(step: StepWork, scenario: Scenario) -> tuple[float, float]:
 
 def _prices_s(tokens: Floats, tools: Floats, counts: NDArray[np.bool_], scenario: Scenario) -> Floats:
     """Cell-seconds of serving of each rollout, at the best batch for those that count."""
-    d, e, slots = scenario.cost.decode_s, scenario.cost.decode_s_per_rollout, float(scenario.cost.slots)
+    slots = float(scenario.cost.slots)
     if scenario.window is not None:  # slots are for batches only
-        return tokens * (d / slots + e)
+        return tokens * scenario.cost.token_s(slots) / slots
+    d, e = _batch_law(scenario.cost)
     if d == e == 0:
         return tools / slots
     batch = _best_batch(d, e, slots, float(tokens[counts].sum()), float(tools[counts].sum()))
     gives, slope = batch / (d + e * batch), d / (d + e * batch) ** 2
     return (tokens + slope * tools) / (gives + slope * (slots - batch))
+
+
+def _batch_law(cost: CostModel) -> tuple[float, float]:
+    """D and E: with b of its rollouts generating on average, a cell's tokens take at least D + E b seconds.
+
+    Who generates meets itself and those of the others that generate, too: with m <= S rollouts a batch of
+    1 + (1 - 1/m) b (`CellState.set_speed`). So t_m(b) = d + e + e (1 - 1/m) b, and a full cell has D = d + e and
+    E = e (1 - 1/S). One that is not full is faster, and still no better: for prices A a token and B a second of tools
+    it earns A b / t_m + B (m - b), which is at most what S rollouts of which b generate earn, A b / t_S + B (S - b), if
+
+        A (1/t_m - 1/t_S) b = A e b^2 (S - m) / (m S t_m t_S) <= B (S - m).
+
+    As b <= m, t_S >= t_m >= d + e b, and (d + e b)^2 >= 4 d e b, that holds where A / B <= 4 d S; and the prices at a
+    have A / B = 1 / g'(a) = (D + E a)^2 / D <= (d + e S)^2 / D. Where d is too small for that, D = d and E = e are
+    right for every m, since 1 - b/m >= 0.
+    """
+    d, e, slots = cost.decode_s, cost.decode_s_per_rollout, cost.slots
+    if (d + e * slots) ** 2 <= 4 * d * (d + e) * slots:
+        return d + e, e * (1 - 1 / slots)
+    return d, e
 
 
 def _best_batch(d: float, e: float, slots: float, tokens: float, tools: float) -> float:

@@ -92,6 +92,26 @@ def test_every_run_ends_and_its_books_balance(
     assert run.seconds >= lower_bound(scenario, staleness=staleness, quorum=quorum) * (1 - 1e-9)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.sampled_from([0.1, 1.0, 3.0]), st.sampled_from([0.01, 0.5]))
+def test_the_bound_of_a_full_cell(seed: int, slots: int, d: float, e: float) -> None:
+    """One cell that serves and has hardly anything else to do, with rollouts of any mix: full all the time (they are
+    alike, so that all end at once), it comes near to the bound and never below."""
+    rng = np.random.default_rng(seed)
+    cost = CostModel(slots, d, e, 1e9, 1e12, 1e9, 0.0, 0.0, 0.0)
+    tool, tokens = rng.exponential(30.0), rng.exponential(30.0) + 1.0
+    alike = work([[tool] * slots] * 3, [[tokens] * slots] * 3, [[1.0] * slots] * 3)
+    near = Scenario("alike", 1, cost, [alike], 1e9)
+    run = simulate(near, ColocatePolicy(), decide_s=0.0)
+    bound = lower_bound(near)
+    assert run.seconds >= bound * (1 - 1e-9)
+    if (d + e * slots) ** 2 <= 4 * d * (d + e) * slots:
+        assert bound == pytest.approx(run.seconds, rel=1e-4)
+    mixed = StepWork(*(rng.exponential(x, (4, slots)) for x in (30.0, 30.0, 1.0, 1.0)))
+    other = Scenario("mixed", 1, cost, [mixed], 1e9)
+    assert simulate(other, ColocatePolicy(), decide_s=0.0).seconds >= lower_bound(other) * (1 - 1e-9)
+
+
 def test_elastic_beats_both_baselines() -> None:
     """On the preset with the heaviest tail, shortened. (`gyre simulate` compares all ways on all presets.)"""
     scenario = PRESETS["terminal-tail"].scenario(seed=1, n_steps=3)
