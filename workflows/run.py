@@ -28,6 +28,8 @@ class TrainingRun:
         self._fresh = start.state is None
         self._stage = "running"
         self._woken = True
+        self._telling = asyncio.Lock()
+        """Held while the steps or the database are told of a pause, its end or the run's: the last word comes last."""
 
     # ---- what others may ask ------------------------------------------------------------------------------------
 
@@ -220,7 +222,8 @@ class TrainingRun:
     async def _end(self) -> m.RunResult:
         plan, state = self._plan, self._state
         self._stage = "failed" if state.failure else ("stopped" if state.stopping else "done")
-        await verbs.end_run(m.EndRun(plan.run_id, self._stage))
+        async with self._telling:
+            await verbs.end_run(m.EndRun(plan.run_id, self._stage))
         for workflow_id in (
             names.scheduler_workflow(plan.run_id),
             *(names.cell_workflow(plan.run_id, c.name) for c in plan.cells),
@@ -237,12 +240,13 @@ class TrainingRun:
 
     async def _set_paused(self, paused: bool) -> None:
         self._state.paused, self._woken = paused, True
-        open_now = [names.step_workflow(self._plan.run_id, index) for index in self._state.open_steps]
-        if self._stage == "evaluating":
-            open_now.append(names.evaluation_workflow(self._plan.run_id, self._state.next_step))
-        for workflow_id in open_now:
-            await _signal(workflow_id, "pause", paused)
-        await verbs.mark_run(m.MarkRun(self._plan.run_id, "paused" if paused else "running"))
+        async with self._telling:
+            open_now = [names.step_workflow(self._plan.run_id, index) for index in self._state.open_steps]
+            if self._stage == "evaluating":
+                open_now.append(names.evaluation_workflow(self._plan.run_id, self._state.next_step))
+            for workflow_id in open_now:
+                await _signal(workflow_id, "pause", paused)
+            await verbs.mark_run(m.MarkRun(self._plan.run_id, "paused" if paused else "running"))
 
     def _must_go_on(self, what: str) -> None:
         if self._state.stopping or self._stage in ("done", "stopped", "failed"):

@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from temporalio import activity
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateStage,
+)
 from temporalio.exceptions import ApplicationError
 
 from tests.workflows.script import LIMIT_S, Script, plan
@@ -137,6 +143,49 @@ async def test_pause_and_resume(client: Client) -> None:
         assert (await handle.result()).state == "done"
     assert script.happened("mark") == ["paused", "running"]
     assert len(script.settled) == 8
+
+
+class SlowToPause(Script):
+    """The database cannot be told of a pause before `told` is set, and then not at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.told = asyncio.Event()
+
+    @activity.defn(name="mark_run")
+    async def slow(self, x: m.MarkRun) -> None:
+        if x.state == "paused" and activity.info().attempt == 1:
+            await self.told.wait()
+            raise ApplicationError("the database does not answer")
+        await Script.mark_run(self, x)
+
+    mark_run = slow  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("then", "argument", "last"),
+    [(TrainingRun.resume, [], ("mark", "running")), (TrainingRun.stop, [m.StopRun()], ("end", "stopped"))],
+)
+async def test_the_database_hears_the_last_word_last(
+    client: Client, then: Callable[..., object], argument: list[object], last: tuple[str, str]
+) -> None:
+    gate = Gate()
+    script = SlowToPause(plan(steps=1), held=gate)
+    async with script.workers(client):
+        handle = await start(client, script)
+        await until(lambda: len(script.live) == 4)
+        accepted = WorkflowUpdateStage.ACCEPTED
+        pausing = await handle.start_update(TrainingRun.pause, wait_for_stage=accepted)
+        second = await handle.start_update(then, args=argument, wait_for_stage=accepted)
+        if last[0] == "end":
+            await until(lambda: not script.live)
+        script.told.set()
+        await pausing.result()
+        await second.result()
+        gate.is_open = True
+        await asyncio.wait_for(handle.result(), LIMIT_S)
+    told = [line for line in script.log if line[0] in ("mark", "end")]
+    assert told[:2] == [("mark", "paused"), last]
 
 
 async def test_stop_ends_live_rollouts(client: Client) -> None:
