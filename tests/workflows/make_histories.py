@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from temporalio import activity
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowUpdateStage
 
 from tests.workflows.script import Script, plan
 from tests.workflows.server import NAMESPACE, TemporalServer
@@ -54,6 +54,8 @@ async def _make(server: TemporalServer) -> None:
             await asyncio.sleep(0.05)
         await handle.execute_update("pause")
         await handle.execute_update("resume")
+        await handle.start_update("pause", wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+        await handle.execute_update("resume")  # waits until the pause has been told
         await handle.execute_update("stop", m.StopRun())
         await handle.result()
     spare = Script(
