@@ -38,9 +38,22 @@ def activate() -> str | None:
 
 
 def hooks() -> None:
-    """Entry point of `sglang.srt.plugins`: what the CPU platform needs beside its class, and what our storage does."""
-    from gyre.serving import kv_hooks
+    """Entry point of `sglang.srt.plugins`: what the CPU platform needs beside its class, and what our storage does.
 
+    Ends the process where that fails: of a plugin that raises, SGLang says so in its log and starts without it.
+    """
+    try:
+        _register()
+    except Exception as error:
+        from gyre.serving.hooked import ADVICE
+
+        raise SystemExit(f"gyre: no hooks for SGLang: {type(error).__name__}: {error}; {ADVICE}") from error
+
+
+def _register() -> None:
+    from gyre.serving import hooked, kv_hooks
+
+    hooked.insist()
     kv_hooks.register()
     if _on_cpu():
         from gyre.serving.cpu_platform.hooks import register
