@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from gyre.config import RunConfig
 from gyre.store import queries as q
 from gyre.store.db import transaction
-from workers.settings import WorkerSettings
+from tests.settings import worker_settings
 
 
 def until(true: Callable[[], bool], log: Path, limit_s: float = 120) -> None:
@@ -27,14 +27,7 @@ def until(true: Callable[[], bool], log: Path, limit_s: float = 120) -> None:
 
 
 def test_it_sleeps_without_engine_and_trainer(run: RunConfig, engine: Engine, database: str, tmp_path: Path) -> None:
-    settings = WorkerSettings(
-        database_url=database,
-        temporal_address="127.0.0.1:9",
-        gateway_url="http://127.0.0.1:9",
-        data=tmp_path,
-        run_config=tmp_path / "run.json",
-    )
-    settings.run_config.write_text(run.model_dump_json(), encoding="utf-8")
+    settings = worker_settings(run, database, tmp_path)
     argv, log = [sys.executable, "-m", "workers.cell_agent", "--cell", "c0", "--stay"], tmp_path / "agent.log"
     with log.open("wb") as output:
         agent = subprocess.Popen(argv, env={**os.environ, **settings.to_env()}, stdout=output, stderr=output)

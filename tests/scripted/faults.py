@@ -22,7 +22,7 @@ from gyre.serving.client import EngineClient, EngineError
 from gyre.store.db import transaction
 from gyre.store.models import Call
 from tests.scripted.engine import ScriptedEngine
-from workers.settings import WorkerSettings
+from tests.settings import worker_settings
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import World
@@ -37,14 +37,9 @@ class GatewayProcess:
 
     def __init__(self, world: World, folder: Path, urls: Sequence[str] = (), index: int = 0) -> None:
         folder.mkdir(parents=True)
-        config = folder / "run.json"
-        config.write_text(world.run.model_dump_json())
         urls = urls or [f"http://127.0.0.1:{free_port()}"]
         self.url = urls[index]
-        settings = WorkerSettings(
-            database_url=world.database, temporal_address="127.0.0.1:1", gateway_url=",".join(urls), data=folder,
-            run_config=config,
-        )  # fmt: skip
+        settings = worker_settings(world.run, world.database, folder, gateway=",".join(urls))
         self._argv = [sys.executable, "-m", "workers.gateway", "--index", str(index)]
         self._env = {**os.environ, **settings.to_env()}
         self._process: subprocess.Popen[bytes] | None = None

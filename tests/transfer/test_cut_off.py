@@ -15,17 +15,7 @@ import torch
 
 from gyre.transfer import PublisherGone, mooncake, open_puller
 from tests.transfer.network import second_machine
-from tests.transfer.test_transfer import BACKENDS, Publisher, assert_untorn, interrupt, publisher_process
-
-LIMIT_S = 60
-"""Far above the ten seconds of silence that end a pull, far below the two minutes of a kernel that connects."""
-
-
-def refused(puller: Any) -> None:
-    started = time.monotonic()
-    with pytest.raises(PublisherGone, match=r"publisher at .*:\d+ is gone; wait for a new ticket"):
-        puller.pull()
-    assert time.monotonic() - started < LIMIT_S
+from tests.transfer.test_transfer import BACKENDS, Publisher, assert_untorn, interrupt, publisher_process, refused
 
 
 def until(true: Callable[[], bool], limit_s: float = 120) -> None:
