@@ -47,12 +47,21 @@ def _beat(said: int, every_s: float) -> NoReturn:
 
 def end_of(process: subprocess.Popen[bytes], heard: int, *, every_s: float = BEAT_S, silent_s: float = SILENT_S) -> str:
     """Return when the rank has ended, or has not run for `silent_s` seconds: which of the two, in words."""
+    ended = os.pidfd_open(process.pid)  # not the pipe's end: a grandchild that was forked may hold it open
+    try:
+        return _end_of(process, heard, ended, every_s, silent_s)
+    finally:
+        os.close(ended)
+
+
+def _end_of(process: subprocess.Popen[bytes], heard: int, ended: int, every_s: float, silent_s: float) -> str:
     silent = 0.0  # by the beats that were awaited: if all of this machine sleeps, nobody is late
     while silent < silent_s:
-        if not select.select([heard], [], [], every_s)[0]:
+        ready = select.select([heard, ended], [], [], every_s)[0]
+        if not ready:
             silent += every_s
-        elif os.read(heard, 1 << 12):
+        elif ended not in ready and os.read(heard, 1 << 12):
             silent = 0.0
-        else:  # its end of the pipe is closed
+        else:
             return f"ended with code {process.wait()}"
     return f"did not run for {silent_s:.0f} s"

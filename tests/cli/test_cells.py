@@ -144,7 +144,8 @@ def test_the_agent_of_a_cell_elsewhere(gyre: Gyre, tmp_path: Path) -> None:
     env, *rest = shlex.split(command)
     variables = dict(word.split("=", 1) for word in rest[:-5])
     assert env == "env" and rest[-5:] == [".venv/bin/python", "-m", "workers.cell_agent", "--cell", "small"]
-    for seed, found in (("3", "# its variables are known once the stack of wide-s3 is up (gyre train, gyre up); now one is up for wide-s0"), ("0", command)):
+    other = "# its variables are known once the stack of wide-s3 is up (gyre train, gyre up); now one is up for wide-s0"
+    for seed, found in (("3", other), ("0", command)):
         code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path, "--seed", seed)
         assert code == 0 and out.splitlines()[-1].startswith(found), err
     there = WorkerSettings.from_env({**variables, "GYRE_HOST": "10.0.0.2"})

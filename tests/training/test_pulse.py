@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,15 @@ def test_a_rank_that_is_killed(rank: tuple[subprocess.Popen[bytes], int]) -> Non
 def test_a_rank_that_is_stopped(rank: tuple[subprocess.Popen[bytes], int]) -> None:
     rank[0].send_signal(signal.SIGSTOP)
     assert end_of(*rank, every_s=0.5, silent_s=3) == "did not run for 3 s"
+
+
+def test_a_rank_that_ends_while_a_process_that_it_forked_lives_on(tmp_path: Path) -> None:
+    """That one holds the rank's end of the pipe open."""
+    note = tmp_path / "pid"
+    rank = f"import os, time\npid = os.fork()\nif pid:\n    open({str(note)!r}, 'w').write(str(pid))\n    os._exit(7)\n"
+    process, heard = start_rank([sys.executable, "-c", rank + "time.sleep(600)"], os.environ, lambda: None)
+    try:
+        assert end_of(process, heard, every_s=0.5, silent_s=15) == "ended with code 7"
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+        os.close(heard)
