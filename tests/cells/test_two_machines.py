@@ -226,7 +226,8 @@ async def test_a_machine_without_the_policy_says_so(apart: Apart, tmp_path: Path
     config = tmp_path / "run.json"
     config.write_text(run.model_copy(update={"policy": policy}).model_dump_json())
     env = {**apart.env, "GYRE_RUN_CONFIG": str(config)}
-    ended = await asyncio.to_thread(subprocess.run, AGENT, env=env, capture_output=True, text=True, timeout=60)
+    there = [*apart.machines.prefix, *AGENT]
+    ended = await asyncio.to_thread(subprocess.run, there, env=env, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr == (
         "gyre: cell c1: policy.path: no folder /no/policy on this machine; have the run's machines share it\n"
