@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gyre.scheduling.types import CellView, ClusterView, Decision
+from gyre.scheduling.types import CellView, ClusterView, Decision, Role
+
+_AS_IT_IS: dict[Role, Decision] = {"rollout": Decision("rollout", "as it is"), "train": Decision("train", "as it is")}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ElasticPolicy:
     kv_hysteresis: float = 0.125
 
     def decide(self, view: ClusterView) -> Mapping[str, Decision]:
-        decisions = {c.name: Decision(c.heading, "as it is") for c in view.cells}
+        decisions = {c.name: _AS_IT_IS[c.heading] for c in view.cells}
         if view.steps_open == 0:
             return {c.name: Decision("rollout", "nothing to train") for c in view.cells}
         heading_serve = [c for c in view.cells if c.heading == "rollout"]
@@ -100,6 +102,8 @@ class ElasticPolicy:
     def _leave(self, view: ClusterView) -> dict[str, Decision]:
         leave: dict[str, Decision] = {}
         missing = self.wanted(view) - sum(c.heading == "train" for c in view.cells)
+        if missing <= 0 and view.steps_closed == 0:
+            return leave
         servers = sum(c.role == "rollout" for c in view.cells)
         capacity = sum(c.max_running for c in view.cells if c.role == "rollout")
         for cell in sorted((c for c in view.cells if c.heading == "rollout"), key=_leaving_order):

@@ -100,9 +100,13 @@ class _Run:
         self.room = set(range(scenario.cells))
         """Cells that may take a rollout."""
         self.touched: set[int] = set()
+        self.views = [cell.view(name, scenario.cost.slots) for name, cell in self.names.items()]
+        """The cells as the policy saw them last; those of `unseen` have changed since."""
+        self.unseen: set[int] = set()
         self.open: list[StepState] = []
         self.begun = 0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.events: list[tuple[float, int, Callable[[], bool | None]]] = []
+        """When, in which order, and what happens; that returns True where nothing has happened after all."""
         self.order = itertools.count()
         self.begins: list[float] = []
         self.settled: list[float] = []
@@ -132,7 +136,8 @@ class _Run:
                 )
             self.now, _, happen = heapq.heappop(self.events)
             self.count += 1
-            happen()
+            if happen() and self.decision_due and self.now < self.next_decision:
+                continue
             self._settle_down()
         for cell in self.cells:
             self._book(cell)
@@ -143,13 +148,13 @@ class _Run:
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
-    def _at(self, after: float, happen: Callable[[], None]) -> None:
+    def _at(self, after: float, happen: Callable[[], bool | None]) -> None:
         heapq.heappush(self.events, (self.now + after, next(self.order), happen))
 
-    def _first_ends(self, cell: CellState, stamp: int) -> None:
-        """The first of a cell's rollouts ends, unless its batch has changed since that was foreseen."""
+    def _first_ends(self, cell: CellState, stamp: int) -> bool:
+        """The first of a cell's rollouts ends, unless (True) its batch has changed since that was foreseen."""
         if cell.stamp != stamp:
-            return
+            return True
         cell.advance(self.now)
         ended = cell.ended(self.now)
         left = [(*cell.members[i], cell.sampled(i)) for i in ended.nonzero()[0].tolist()]
@@ -158,12 +163,13 @@ class _Run:
         for step, rollout, sampled in left:
             self.surplus.left(step, rollout, sampled)
         for step, rollout, sampled in left:
-            trained = float(step.work.trained.flat[rollout]) * sampled
+            trained = step.trained[rollout] * sampled
             after = 0.0 if step.work.after_s is None else float(step.work.after_s.flat[rollout])
             if after > 0:
                 self._at(after, partial(self._settled, step, rollout, trained))
             else:
                 self._settled(step, rollout, trained)
+        return False
 
     def _settled(self, step: StepState, rollout: int, trained: float) -> None:
         if rollout not in step.live:
@@ -306,11 +312,11 @@ class _Run:
         """Move rollouts, the oldest first, from full cells to empty ones, as the router does call by call: a prefix in
         cache is worth a few places in the batch."""
         free = [c for c in self.cells if c.free]
-        while len(free) > 1:
-            full, empty = max(free, key=lambda c: len(c.members)), min(free, key=lambda c: len(c.members))
-            count = (len(full.members) - len(empty.members) - AFFINITY) // 2
-            if count < 1:
-                return
+        loads = [len(c.members) for c in free]
+        while len(free) > 1 and max(loads) - min(loads) >= AFFINITY + 2:
+            most, least = loads.index(max(loads)), loads.index(min(loads))
+            full, empty, count = free[most], free[least], (loads[most] - loads[least] - AFFINITY) // 2
+            loads[most], loads[least] = loads[most] - count, loads[least] + count
             full.advance(self.now)
             oldest = np.argsort(full.work[DEADLINE], kind="stable")[:count]
             self._place(empty, [self._leaver(full, int(i)) for i in oldest])
@@ -382,6 +388,8 @@ class _Run:
             self._at(cell.ends_after(self.now), partial(self._first_ends, cell, cell.stamp))
 
     def _note_room(self, cell: CellState) -> None:
+        """Its role or its number of rollouts has changed."""
+        self.unseen.add(cell.index)
         if cell.free and (self.scenario.window is not None or len(cell.members) < self.cost.slots):
             self.room.add(cell.index)
         else:
@@ -410,11 +418,12 @@ class _Run:
         return expected_tail_s(self.now - oldest, self.scenario.time_limit_s)
 
     def _view(self) -> ClusterView:
-        slots = self.cost.slots
-        cells = tuple(c.view(name, slots) for name, c in self.names.items())
+        for index in self.unseen:
+            self.views[index] = self.cells[index].view(f"c{index}", self.cost.slots)
+        self.unseen.clear()
         head = self.open[0] if self.open else None
         return ClusterView(
-            cells=cells,
+            cells=tuple(self.views),
             water_level=sum(len(s.queued) + len(s.live) for s in self.open),
             backlog_tokens=round(head.backlog) if head else 0,
             open_groups=sum(s.open_groups for s in self.open),

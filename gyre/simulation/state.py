@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gyre.scheduling import CellView, Phase, Role
 from gyre.simulation.model import CostModel, Floats, StepWork
 
-TOOL, TOKENS, LEFT, DEADLINE, SPEED = range(5)
+TOOL, TOKENS, LEFT, DEADLINE, SPEED, PRODUCT = range(6)
 
 
 class StepState:
@@ -23,6 +23,9 @@ class StepState:
     def __init__(self, index: int, work: StepWork, quorum: int | None, over_submit: int = 0) -> None:
         self.index, self.work = index, work
         groups, size = (int(n) for n in work.tokens.shape)
+        # Read one by one at every event, for which an array is the slower place.
+        self.tokens: list[float] = work.tokens.ravel().tolist()
+        self.trained: list[float] = work.trained.ravel().tolist()
         self.wanted: int = size - over_submit
         self.quorum: int = self.wanted if quorum is None else min(quorum, self.wanted)
         self.queued = deque(range(groups * size))
@@ -81,28 +84,28 @@ class StepState:
 @dataclass(eq=False)
 class CellState:
     """A cell and its rollouts. The columns of `work` are theirs, its rows: the tool seconds and the tokens that each
-    came with, the part of them that is left (both shrink evenly), when its time is up, and the part that it does in a
-    second as the batch is now. One array, since a batch changes at every event."""
+    came with, the part of them that is left (both shrink evenly), when its time is up, the part that it does in a
+    second as the batch is now, and the product of the first two. One array, since a batch changes at every event."""
 
     index: int
     role: Phase = "rollout"
     told: Role = "rollout"
     busy: bool = False
     members: list[tuple[StepState, int]] = field(default_factory=list)
-    work: Floats = field(default_factory=lambda: np.empty((5, 0)))
+    work: Floats = field(default_factory=lambda: np.empty((6, 0)))
     token_s: float = 0.0
     at: float = 0.0
     """When what is left was last brought up to date."""
     stamp: int = 0
     since: float = 0.0
     state: str = "serve idle"
-    seen: CellView | None = None
 
     def advance(self, now: float) -> None:
         """Bring the rollouts up to date."""
         passed, self.at = now - self.at, now
         if passed > 0 and self.members:
-            self.work[LEFT] -= passed * self.work[SPEED]
+            left = self.work[LEFT]
+            left -= passed * self.work[SPEED]
 
     def ends_after(self, now: float) -> float:
         """Seconds until the first of its rollouts ends, as the batch is."""
@@ -123,17 +126,18 @@ class CellState:
         too, 1 + (1 - 1/m) * sum(p) for m rollouts (mean value analysis of a closed queue, by the arrival theorem). t is
         the fixed point, found by Newton's method from where the batch stood before, to about one part in 1e5.
         """
-        tool, tokens, others = self.work[TOOL], self.work[TOKENS], 1.0 - 1.0 / len(self.members)
-        full = cost.decode_s + cost.decode_s_per_rollout * cost.slots
+        tool, tokens, product = self.work[TOOL], self.work[TOKENS], self.work[PRODUCT]
+        others = 1.0 - 1.0 / len(self.members)
+        decode, each, slots = cost.decode_s, cost.decode_s_per_rollout, cost.slots
+        full = (decode + each * slots) / slots
         t = max(self.token_s, cost.token_s(1.0))
         for _ in range(40):
             speed = 1.0 / (tool + tokens * t)
-            share = speed * tokens
-            batch = 1.0 + others * t * float(share.sum())
-            slope = cost.decode_s_per_rollout if batch <= cost.slots else full / cost.slots
-            slope *= others * float((share * tool).dot(speed))  # of what it meets, by t
-            step = (cost.token_s(batch) - t) / max(1.0 - slope, 0.05)
-            t = max(t + step, 0.5 * cost.decode_s)
+            batch = 1.0 + others * t * float(speed.dot(tokens))
+            at_batch, slope = (decode + each * batch, each) if batch <= slots else (full * batch, full)  # `token_s`
+            slope *= others * float((speed * speed).dot(product))  # of what it meets, by t
+            step = (at_batch - t) / max(1.0 - slope, 0.05)
+            t = max(t + step, 0.5 * decode)
             if abs(step) <= 5e-3 * t:  # it converges quadratically
                 break
         self.token_s = t
@@ -143,19 +147,19 @@ class CellState:
         """New members. The cell is up to date."""
         self.members += [(a.step, a.rollout) for a in arrivals]
         # No rollout takes no time at all: its speed would have no value.
-        new = np.array([[max(a.tool_s, 1e-12), a.tokens, 1.0, a.deadline, 0.0] for a in arrivals]).T
+        new = np.array([[s := max(a.tool_s, 1e-12), a.tokens, 1.0, a.deadline, 0.0, s * a.tokens] for a in arrivals]).T
         self.work = np.concatenate([self.work, new], axis=1)
 
     def drop(self, which: NDArray[np.bool_]) -> None:
         """Forget the members at which `which` is true."""
         for i in reversed(which.nonzero()[0].tolist()):
             del self.members[i]
-        self.work = self.work[:, ~which]
+        self.work = self.work.compress(~which, axis=1)
 
     def leaver(self, i: int, prefill_tokens_s: float) -> Arrival:
         """What is left of its i-th rollout when it goes elsewhere, where its context is computed again."""
         step, rollout = self.members[i]
-        tool, tokens, left, deadline, _ = self.work[:, i].tolist()
+        tool, tokens, left, deadline, *_ = self.work[:, i].tolist()
         left = max(0.0, left)
         prefill = float(step.work.context.flat[rollout]) / prefill_tokens_s
         return Arrival(step, rollout, tool * left + prefill, tokens * left, deadline)
@@ -163,15 +167,12 @@ class CellState:
     def sampled(self, i: int) -> float:
         """The part of its i-th rollout's tokens that are sampled, the cells before this one included."""
         step, rollout = self.members[i]
-        whole = float(step.work.tokens.flat[rollout])
+        whole = step.tokens[rollout]
         return 1.0 if whole == 0 else 1.0 - float(self.work[TOKENS, i]) * max(0.0, float(self.work[LEFT, i])) / whole
 
     def view(self, name: str, slots: int) -> CellView:
         """As a policy sees it."""
-        seen, phase, live = self.seen, self.phase, len(self.members)
-        if seen is None or seen.role != phase or seen.live != live:
-            seen = self.seen = CellView(name, self.index == 0, phase, slots, live)
-        return seen
+        return CellView(name, self.index == 0, self.phase, slots, len(self.members))
 
     @property
     def phase(self) -> Phase:

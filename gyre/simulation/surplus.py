@@ -21,7 +21,7 @@ class Surplus:
 
     def left(self, step: StepState, rollout: int, part: float) -> None:
         """A rollout has left its cell by itself, with `part` of its tokens; what is ahead of it is its scoring."""
-        tokens = step.scoring[rollout] = part * float(step.work.tokens.flat[rollout])
+        tokens = step.scoring[rollout] = part * step.tokens[rollout]
         self.sampled += tokens
 
     def end(self, step: StepState, group: int, now: float) -> list[CellState]:
@@ -44,7 +44,7 @@ class Surplus:
         return changed
 
     def _sampled(self, step: StepState, rollout: int, part: float) -> None:
-        tokens = part * float(step.work.tokens.flat[rollout])
+        tokens = part * step.tokens[rollout]
         self.tokens += tokens
         self.sampled += tokens
 
@@ -63,6 +63,6 @@ class Surplus:
         for i, arrival in enumerate(self.homeless):
             if arrival.step is step and arrival.rollout == rollout:
                 del self.homeless[i]
-                whole = float(step.work.tokens.flat[rollout])
+                whole = step.tokens[rollout]
                 return 0.0 if whole == 0 else 1.0 - arrival.tokens / whole
         return 0.0
