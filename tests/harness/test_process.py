@@ -124,7 +124,7 @@ def test_a_shepherd_that_finds_the_lock_taken_runs_nothing(rollout: Path) -> Non
         thread.start()
         time.sleep(0.3)
         assert thread.is_alive() and not (rollout / "ran").exists()
-        (rollout / "pid.json").write_text(json.dumps({"pid": 1, "start_time": 2}))
+        shepherd.write_json(str(rollout / "pid.json"), {"pid": 1, "start_time": 2})  # whole at once, as a shepherd does
         thread.join(10)
     assert results == [process.Started(1, 2, attached=True)]
     (rollout / "pid.json").unlink()
