@@ -130,17 +130,18 @@ class EngineClient:
         """Take back what `release_memory` freed; weights and KV are then undefined and must be loaded and flushed."""
         await self._post("/resume_memory_occupation", {"tags": _MEMORY_TAGS})
 
-    async def flush_cache(self) -> None:
-        """Forget all cached prefixes. The server must run nothing."""
-        await self._post("/flush_cache", repeatable=True)
+    async def flush_cache(self, wait_s: float = 0.0) -> None:
+        """Forget all cached prefixes. The server must run nothing, or end what it runs within `wait_s` seconds."""
+        await self._post(f"/flush_cache?timeout={wait_s:g}" if wait_s else "/flush_cache", repeatable=True)
 
     async def settle(self) -> None:
-        """Once, when it has started: let Python's collector leave what lives by now alone. The server must run nothing.
+        """Once, when it has started: let Python's collector leave alone what lives by now. A server that still runs
+        something is waited for.
 
         On CPU SGLang collects garbage at each flush, so at each change of weights and of roles; walking all objects of
         its imports takes a fraction of a second, in which nothing is generated.
         """
-        await self.flush_cache()  # what is garbage by now would be kept, too
+        await self.flush_cache(wait_s=30.0)  # what is garbage by now would be kept, too
         await self._post("/freeze_gc", repeatable=True)
 
     @asynccontextmanager
