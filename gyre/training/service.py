@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gyre.ports import notice_loss
+from gyre.ports import is_token, notice_loss
 from gyre.store.queries import FencedError
 from gyre.training.protocol import (
     BESIDE,
@@ -169,8 +168,7 @@ class TrainerService:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _failure(number, "ProtocolError", f"a request is {{id, command, arguments}}: {error!r}")
         if token is not None:
-            said = str(request.get("token", "")).encode("utf-8", "surrogatepass")
-            if not hmac.compare_digest(said, token.encode()):
+            if not is_token(request.get("token", ""), token):
                 return _failure(number, WRONG_TOKEN, "the token is not this trainer's; look up its row in `cells`")
             if command not in FROM_AFAR:
                 return _failure(number, "ProtocolError", f"from another machine only {FROM_AFAR}, not {command!r}")

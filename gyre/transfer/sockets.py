@@ -8,7 +8,6 @@ bytes, then a frame with the slot's seq as it is now: if the two differ the slot
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import secrets
 import socket
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gyre.ports import LOOPBACK
+from gyre.ports import LOOPBACK, is_token
 from gyre.transfer.base import (
     Checksum,
     CorruptTransfer,
@@ -111,8 +110,7 @@ class SocketPublisher:
     def _refuse(self, request: dict[str, Any]) -> str:
         if request.get("incarnation") != self._incarnation:
             return "stale"
-        said = str(request.get("token", "")).encode("utf-8", "surrogatepass")  # as text it had to be ASCII
-        if not hmac.compare_digest(said, self._token.encode()):
+        if not is_token(request.get("token", ""), self._token):
             return "token"
         return "" if self._slots.current >= 0 else "empty"
 
