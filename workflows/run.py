@@ -186,11 +186,21 @@ class TrainingRun:
         state.next_step += 1
         state.open_steps.append(index)
         state.turn = index if alone else state.turn
+        if step.window and plan.max_staleness:
+            await self._announce(step)
         await self._start_abandoned(
             "TrainingStep", step, names.step_workflow(plan.run_id, index),
             f"step {index}: {plan.groups_per_step} tasks x {plan.group_size + plan.over_submit} rollouts",
             a.attributes((a.RUN, plan.run_id), (a.STEP, index), (a.HARNESS, plan.harness), (a.STATE, "open")),
         )  # fmt: skip
+
+    async def _announce(self, step: m.TrainingStepInput) -> None:
+        """The scheduler hears who has the window before it can hear of the next step."""
+        plan, index = self._plan, step.index
+        rollouts = plan.groups_per_step * (plan.group_size + plan.over_submit)
+        source = names.step_workflow(plan.run_id, index).removeprefix(f"{plan.run_id}/")
+        has = m.Observation(source, index, rollouts, 0, plan.groups_per_step, 0, step.window)
+        await _signal(names.scheduler_workflow(plan.run_id), "observe", has)
 
     async def _evaluate(self, version: int) -> None:
         plan = self._plan

@@ -49,7 +49,9 @@ class ElasticScheduler:
                 self._ends = [*self._ends, StepEnd(workflow.time(), self._longest_s)][-KEPT:]
                 self._longest_s = 0.0
         else:
-            self._sources[observation.source] = observation
+            known = self._sources.get(observation.source)
+            window = max(observation.window, known.window if known else 0)  # it may not have heard of its share yet
+            self._sources[observation.source] = replace(observation, window=window)
         self._changed = True
 
     @workflow.signal
@@ -132,7 +134,7 @@ class ElasticScheduler:
         self._changed = True
 
     async def _share_window(self) -> None:
-        demands = [Demand(o.source, o.order, o.queued, o.running) for o in self._sources.values()]
+        demands = [Demand(o.source, o.order, o.queued, o.running, o.window) for o in self._sources.values()]
         for source, share in share_window(self._plan.max_concurrent, demands).items():
             known = self._sources.get(source)  # it may have ended while another was told
             if known is not None and known.queued and share > known.window:

@@ -58,6 +58,12 @@ def test_the_older_step_comes_first() -> None:
     assert share_window(4, [Demand("a", 0, 5, 6)]) == {"a": 6}  # live rollouts are not taken back
 
 
+def test_what_was_given_and_is_not_used_yet_is_not_given_again() -> None:
+    assert share_window(3, [Demand("a", 0, 4, 0, window=3), Demand("b", 1, 4, 0)]) == {"a": 3, "b": 0}
+    assert share_window(3, [Demand("a", 0, 1, 0, window=3), Demand("b", 1, 4, 0)]) == {"a": 1, "b": 2}
+    assert share_window(3, [Demand("a", 0, 4, 0), Demand("b", 1, 4, 1, window=2)]) == {"a": 1, "b": 2}
+
+
 demands = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=5)
 
 

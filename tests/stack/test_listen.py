@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -59,9 +60,16 @@ def _settings() -> WorkerSettings:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def taken_at(host: str) -> Iterator[int]:
+    """A port that is taken at `host` alone: none of those that the system gives to anybody's connection."""
+    port = next(port for port in range(30000, 31000) if is_free(port, "0.0.0.0"))
+    with socket.create_server((host, port)):
+        yield port
+
+
 def test_a_port_is_free_only_if_it_is_at_both_addresses() -> None:
-    with socket.create_server(("127.0.0.2", 0)) as taken:
-        port = taken.getsockname()[1]
+    with taken_at("127.0.0.2") as port:
         assert is_free(port) and not is_free(port, "127.0.0.2")
         with pytest.raises(PortError, match=f"stack.temporal_port: port {port} is in use"):
             choose_ports({"temporal": port}, {}, listen="127.0.0.2")
@@ -76,7 +84,7 @@ def test_beyond_loopback_a_port_is_free_only_everywhere() -> None:
             machines = stack.enter_context(two_machines())
         except NoMachine as why:
             pytest.skip(f"no second machine: {why}")
-        port = stack.enter_context(socket.create_server(("127.0.0.3", 0))).getsockname()[1]
+        port = stack.enter_context(taken_at("127.0.0.3"))
         assert is_free(port) and not is_free(port, machines.here)
 
 

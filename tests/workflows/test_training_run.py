@@ -113,6 +113,32 @@ async def test_no_more_steps_are_open_than_staleness_allows(client: Client, stal
     assert script.peak <= 3  # the launch window is shared by the open steps
 
 
+class SlowToOpen(Script):
+    """A step that opens alone has the whole window, and says so late."""
+
+    @activity.defn(name="open_step")
+    async def slow(self, x: m.OpenStep) -> m.OpenedStep:
+        opened = await Script.open_step(self, x)
+        if x.index == 0:
+            await until(lambda: 1 in self.trained)
+            await asyncio.sleep(0.5)  # the scheduler hears of the next step
+        return opened
+
+    open_step = slow  # type: ignore[assignment]
+
+
+async def test_the_window_is_kept_when_the_older_step_is_heard_of_last(client: Client) -> None:
+    gate = Gate()
+    script = SlowToOpen(plan(steps=2, max_staleness=1, max_concurrent=3), held=gate)
+    async with script.workers(client):
+        handle = await start(client, script)
+        await until(lambda: len(script.live) == 3)
+        assert {rollout.split("/")[1] for rollout in script.live} == {"s0"}
+        gate.is_open = True
+        assert (await handle.result()).state == "done"
+    assert script.peak == 3
+
+
 async def test_whole_groups_are_launched_first_in_the_order_that_the_step_says(client: Client) -> None:
     chosen = plan(steps=1, groups_per_step=4, max_concurrent=2)
     script = Script(chosen, harness=lambda rollout: 0.05, launches=[2, 0, 3, 1])
