@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import random
 import socket
 
 LOOPBACK = "127.0.0.1"
@@ -18,11 +19,32 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+EPHEMERAL = 32768
+"""Where Linux's range of ephemeral ports begins. What listens stays below: there, an outgoing connection of anybody
+could take its port before it listens, or while it is being restarted."""
+
+_RANGE = range(30000, EPHEMERAL)  # those from 20000 are the stack's, which keeps its ports
+
+
+def can_listen(host: str, port: int) -> bool:
+    """Whether a server could listen on this port of `host` now: it is an address of this machine, and nobody does."""
+    with socket.socket() as probe:
+        # As servers do: connections in TIME_WAIT from a run before do not make a port taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
 def free_port(host: str = LOOPBACK) -> int:
-    """A TCP port that nothing listened on a moment ago."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        return int(s.getsockname()[1])
+    """A TCP port of `host` that nothing listens on, at any address. Raises OSError where there is none."""
+    for port in random.sample(_RANGE, k=200):
+        if can_listen("0.0.0.0", port) and can_listen(host, port):
+            return port
+    raise OSError(f"no free port between {_RANGE.start} and {_RANGE.stop} of {host}; is it this machine's address?")
 
 
 LOST_S = 25

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gyre.cli.data import DataOption, data_folder
+from gyre.cli.data import DataOption, data_folder, living_stack
 from gyre.cli.errors import CliError
 from gyre.cli.runfile import read_run_file
 from gyre.cli.stackfile import StackState
@@ -22,7 +22,9 @@ TRAINER_MODULE = "workers.trainer"
 
 
 def cells(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="The run file; none: the run that the stack is up for.")
+    ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the servers; a cell's agent takes a free one.")
     ] = 30000,
@@ -33,8 +35,10 @@ def cells(
 
     For the cells of stack.remote_cells: how their agents are started, which is all that you start of them.
     """
-    run = read_run_file(run_file, seed=seed)
     folder = data_folder(data, run_file)
+    if run_file is None and seed is not None:
+        raise CliError("--seed: name a run file, too", code=2)
+    run = _run_of_stack(folder) if run_file is None else read_run_file(run_file, seed=seed)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     try:
         for line in lines(run, folder / "sockets", port):
@@ -43,6 +47,13 @@ def cells(
             console.print(line)
     except EngineStartError as error:
         raise CliError(str(error)) from error
+
+
+def _run_of_stack(folder: Path) -> RunConfig:
+    stack = living_stack(folder)
+    if stack.run_config is None:
+        raise CliError(f"the stack on {folder} is up without a run; name a run file")
+    return RunConfig.model_validate_json(Path(stack.run_config).read_bytes())
 
 
 def lines(run: RunConfig, sockets: Path, port: int) -> Iterator[str]:

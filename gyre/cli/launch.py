@@ -100,7 +100,7 @@ def dies_with_parent() -> Callable[[], None]:
     return in_child
 
 
-def say_who_is_let_in(run: RunConfig, file: Path, data: Path, console: Console) -> None:
+def say_who_is_let_in(run: RunConfig, data: Path, console: Console) -> None:
     """Where the stack of `run` is reached from other machines: what that means, and how their cells are started."""
     stack = run.stack
     if is_loopback(stack.listen):
@@ -112,7 +112,7 @@ def say_who_is_let_in(run: RunConfig, file: Path, data: Path, console: Console) 
     )  # fmt: skip
     if stack.remote_cells:
         names = ", ".join(stack.remote_cells)
-        how = shlex.join(["gyre", "cells", str(file), "--seed", str(run.seed), "--data", str(data)])
+        how = shlex.join(["gyre", "cells", "--data", str(data)])
         console.print(f"Started by you on other machines: {names}. How, once the stack is up: {how}", soft_wrap=True)
 
 

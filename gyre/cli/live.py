@@ -58,15 +58,24 @@ def _curve(s: RunSnapshot) -> Table:
 
 def _cells(s: RunSnapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("cell", "role", "version", "calls"):
+    for column in ("cell", "role", "version", "calls", "heard"):
         table.add_column(column)
     colours = {"rollout": "green", "train": "magenta", "down": "red"}
     for cell in s.cells:
         name = f"{cell.name} (central)" if cell.central else cell.name
+        if cell.role is None or cell.silent_s is None:
+            table.add_row(name, Text("not seen yet", style="yellow"))
+            continue
         version = "-" if cell.version is None else f"v{cell.version}"
         role = Text(cell.role, style=colours.get(cell.role, "yellow"))
-        table.add_row(name, role, version, f"{cell.running_calls}/{cell.max_running}")
+        heard = Text(ago(cell.silent_s), style="red" if cell.missing else "")
+        table.add_row(name, role, version, f"{cell.running_calls}/{cell.max_running}", heard)
     return table
+
+
+def ago(seconds: float) -> str:
+    """`3 s ago`, and above a minute `4:02 ago`."""
+    return f"{seconds:.0f} s ago" if seconds < 60 else f"{clock(seconds)} ago"
 
 
 def current_step(s: RunSnapshot) -> StepLine | None:
@@ -76,7 +85,8 @@ def current_step(s: RunSnapshot) -> StepLine | None:
 
 def slow_part(s: RunSnapshot) -> str:
     """What the run waits for at this moment, in words."""
-    changing = [f"{cell.name} {cell.role.replace('_', ' ')}" for cell in s.cells if cell.role.startswith("to_")]
+    roles = {cell.name: cell.role or "" for cell in s.cells}
+    changing = [f"{name} {role.replace('_', ' ')}" for name, role in roles.items() if role.startswith("to_")]
     pending = next((e for e in s.evaluations if e.success is None and e.settled < e.rollouts), None)
     step = current_step(s)
     if pending is not None:

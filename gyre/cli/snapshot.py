@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, Row, text
 
+from gyre.store.queries.cluster import SILENT_S
+
 
 @dataclass(frozen=True)
 class StepLine:
@@ -30,14 +32,24 @@ class StepLine:
 
 @dataclass(frozen=True)
 class CellLine:
-    """A cell as its agent last reported it."""
+    """A cell of the run as its agent last reported it."""
 
     name: str
     central: bool
-    role: str
+    role: str | None
+    """None: it has never been reported, so that nothing below is known of it."""
     version: int | None
     running_calls: int
-    max_running: int
+    max_running: int | None
+    silent_s: float | None
+    """Since it was last reported."""
+    remote: bool
+    """Its agent is started by hand on another machine."""
+
+    @property
+    def missing(self) -> bool:
+        """Nobody runs it, as far as one can see."""
+        return self.role in (None, "down") or (self.silent_s is not None and self.silent_s > SILENT_S)
 
 
 @dataclass(frozen=True)
@@ -155,11 +167,16 @@ WHERE s.run_id = :run ORDER BY s.index
 """
 
 _CELLS = """
-SELECT name, central, role, serving_version,
+WITH planned AS (
+    SELECT cell->>'name' AS name, coalesce((cell->>'central')::bool, false) AS central,
+           coalesce(config->'stack'->'remote_cells' ? (cell->>'name'), false) AS remote
+    FROM runs, jsonb_array_elements(coalesce(config->'cells', '[]')) cell WHERE id = :run
+), reported AS (SELECT * FROM cells WHERE run_id = :run)
+SELECT coalesce(c.name, p.name) AS name, coalesce(c.central, p.central) AS central, role, serving_version,
        (SELECT count(*) FROM calls JOIN rollouts r ON r.id = calls.rollout_id
-        WHERE r.run_id = :run AND calls.status = 'running' AND calls.cells[cardinality(calls.cells)] = cells.name),
-       max_running
-FROM cells WHERE run_id = :run ORDER BY central DESC, name
+        WHERE r.run_id = :run AND calls.status = 'running' AND calls.cells[cardinality(calls.cells)] = c.name),
+       max_running, extract(epoch FROM clock_timestamp() - updated_at)::float8, coalesce(remote, false)
+FROM reported c FULL JOIN planned p ON p.name = c.name ORDER BY central DESC, name
 """
 
 _EVALUATIONS = """

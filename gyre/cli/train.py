@@ -43,7 +43,7 @@ def train(
     again += (f" --steps {steps}" if steps is not None else "") + (f" --data {data}" if data else "")
     owned = False
     try:
-        say_who_is_let_in(run, run_file, folder, console)
+        say_who_is_let_in(run, folder, console)
         stack, owned = _stack(folder, run, console, keep=keep)
         failed = _follow(folder, stack, run, console)
     except KeyboardInterrupt:

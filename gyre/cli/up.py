@@ -29,7 +29,7 @@ def up(
     config = None
     if run is not None:
         config = write_run_config(folder, read := read_run_file(run, seed=seed))
-        say_who_is_let_in(read, run, folder, console)
+        say_who_is_let_in(read, folder, console)
     supervisor = start_supervisor(folder, config, tied=False)
     try:
         state = wait_ready(folder, supervisor, console)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import orjson
+
+from gyre.ports import notice_loss
 
 # Tokens that the engine lets pile up before it sends a chunk; the first token comes at once.
 STREAM_INTERVAL = 16
@@ -143,7 +146,7 @@ class EngineClient:
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_watched),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
             )
         return self._http
@@ -217,6 +220,13 @@ class EngineClient:
             async with asyncio.timeout(2.0):
                 response = await self._session().post(f"{url}/abort_request", json={"rid": rid})
                 response.close()
+
+
+def _watched(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A connection that fails where its network carries nothing: sooner than an engine that only thinks is given up."""
+    connection = socket.socket(*address[:3])
+    notice_loss(connection)
+    return connection
 
 
 async def _read_to_the_end(response: aiohttp.ClientResponse) -> None:

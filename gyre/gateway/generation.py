@@ -103,10 +103,8 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
         answer.waited += began - waits
         answer.cached_here = 0
         try:
-            await _one_engine(ask, answer, lease, left, engines)
-            if answer.finish is not None or len(answer.ids) > before:
-                router.succeeded(lease)
-            else:
+            await _one_engine(ask, answer, lease, left, router, engines)
+            if answer.finish is None and len(answer.ids) == before:
                 router.failed(lease)  # an engine that aborts at once is not asked again at once
             if answer.finish is None:
                 metrics.rerouted.labels(lease.cell, "revoked" if lease.revoked.is_set() else "aborted").inc()
@@ -130,7 +128,9 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
             answer.finish = "stop"  # its last word arrived, its finish did not
 
 
-async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, engines: EngineClient) -> None:
+async def _one_engine(
+    ask: Ask, answer: Answer, lease: Lease, left: int, router: Router, engines: EngineClient
+) -> None:
     """Take what one engine gives, until it finishes, is aborted, or its lease is revoked."""
     offset = len(answer.ids)
     sampling: dict[str, Any] = {
@@ -151,6 +151,8 @@ async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, engines
         answer.cells.append(lease.cell)
 
     def take(chunk: Chunk) -> None:
+        if chunk.ids or chunk.finish is not None and chunk.finish["type"] in ("stop", "length"):
+            router.succeeded(lease)
         if chunk.ids and answer.first_token_at is None:
             answer.first_token_at = _now()
         answer.cached_here = answer.cached_here or chunk.cached_tokens

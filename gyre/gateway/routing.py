@@ -4,6 +4,9 @@ A cell takes at most `max_running` calls, and only calls whose prompts and longe
 call that fits no cell even alone is taken by an empty one. Of the calls that wait, those of the rollouts with the
 fewest calls running come first; a rollout's own calls come in order. A call that was passed over `PATIENCE` times,
 because others fitted where it did not, has a cell kept free for it until it fits: long prompts do not starve.
+
+A cell that failed is left alone for a while. Then one call tries it, and the others wait until a token has come, or go
+elsewhere: an engine that takes requests and is silent (its network drops packets) costs one call its time, not all.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ class _Cell:
     tokens: int = 0
     failures: int = 0
     suspect_until: float = 0.0
+    trial: Lease | None = None
+    """Of the call that tries it after a failure."""
 
     def serves(self, min_version: int) -> bool:
         row = self.row
@@ -55,7 +60,7 @@ class _Cell:
         )
 
     def fits(self, tokens: int) -> bool:
-        if len(self.leases) >= self.row.max_running:
+        if len(self.leases) >= self.row.max_running or self.trial is not None:
             return False
         return not self.leases or self.row.kv_tokens is None or self.tokens + tokens <= self.row.kv_tokens
 
@@ -106,7 +111,7 @@ class Router:
             old, cell.row = cell.row, row
             another = (old.engine_url, old.engine_incarnation) != (row.engine_url, row.engine_incarnation)
             if another or (row.routable and not old.routable):
-                cell.failures, cell.suspect_until = 0, 0.0
+                cell.failures, cell.suspect_until, cell.trial = 0, 0.0, None
             if another or not row.routable:
                 self._revoke(cell)
         for name in self._cells.keys() - seen:
@@ -151,6 +156,8 @@ class Router:
         if cell is not None and lease in cell.leases:
             cell.leases.discard(lease)
             cell.tokens -= lease.tokens
+            if cell.trial is lease:
+                cell.trial = None
         self._running[lease.rollout_id] -= 1
         if not self._running[lease.rollout_id]:
             del self._running[lease.rollout_id]
@@ -171,9 +178,11 @@ class Router:
         return pause
 
     def succeeded(self, lease: Lease) -> None:
-        """The cell finished an answer: its failures are forgotten."""
-        if (cell := self._cells.get(lease.cell)) is not None:
-            cell.failures = 0
+        """The cell gives tokens: its failures are forgotten."""
+        cell = self._cells.get(lease.cell)
+        if cell is not None and cell.failures and lease in cell.leases and not lease.revoked.is_set():
+            cell.failures, cell.trial = 0, None
+            self.dispatch()
 
     def dispatch(self) -> None:
         """Grant what can be granted, one call a rollout at a time."""
@@ -222,6 +231,8 @@ class Router:
         assert cell.row.engine_url is not None and cell.row.serving_version is not None
         lease = Lease(cell.row.name, cell.row.engine_url, cell.row.serving_version, waiter.rollout_id, waiter.tokens)
         cell.leases.add(lease)
+        if cell.failures:
+            cell.trial = lease
         cell.tokens += lease.tokens
         self._running[waiter.rollout_id] += 1
         return lease

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from gyre.scheduling import AsyncPolicy, ColocatePolicy, ElasticPolicy, Policy
 from gyre.simulation.bound import lower_bound
-from gyre.simulation.engine import Outcome, simulate
+from gyre.simulation.engine import simulate
 from gyre.simulation.model import Scenario
+from gyre.simulation.outcome import Outcome
 
 
 @dataclass(frozen=True)

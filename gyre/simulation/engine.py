@@ -6,63 +6,24 @@ rollouts are therefore brought up to date whenever its batch changes, and only t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from gyre.scheduling import ClusterView, Demand, Policy, Rates, StepEnd, expected_tail_s, pace_of, share_window
 from gyre.simulation.model import Scenario
+from gyre.simulation.outcome import STATES, Outcome, Span
 from gyre.simulation.state import DEADLINE, Arrival, CellState, StepState
 from gyre.simulation.surplus import Surplus
 
-STATES = ("serve", "serve idle", "to train", "train", "train idle", "optimizer", "to rollout")
-
 # Rollouts by which a cell may be fuller than another before one moves (as gyre.gateway.routing has it).
 AFFINITY = 4
-
-
-@dataclass(frozen=True)
-class Span:
-    """What a cell did from `start` to `end` seconds."""
-
-    cell: int
-    state: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A simulated run. `cell_s` sums the cells' seconds by state; of each step, `begins` says when it opened, `settled`
-    when the last of its rollouts was, and `ends` when its optimizer step was done; `spans` is the timeline, where it
-    was asked for."""
-
-    seconds: float
-    begins: tuple[float, ...]
-    settled: tuple[float, ...]
-    ends: tuple[float, ...]
-    cell_s: Mapping[str, float]
-    switches: int
-    moved: int
-    """Rollouts that a leaving cell handed to another."""
-    events: int
-    trained_tokens: float
-    """Of all micro-batches that were computed."""
-    sampled_tokens: float
-    """Of all rollouts that were over; `surplus_tokens` of them by those that their groups did without."""
-    surplus_tokens: float
-    spans: tuple[Span, ...] = ()
-
-    def breakdown(self) -> dict[str, float]:
-        """`cell_s`, with the part of "serve" that sampled what nobody trains as "surplus", by tokens."""
-        wasted = self.surplus_tokens / self.sampled_tokens if self.sampled_tokens > 0 else 0.0
-        serve = self.cell_s["serve"]
-        return {**self.cell_s, "serve": serve * (1 - wasted), "surplus": serve * wasted}
 
 
 def simulate(
@@ -84,7 +45,21 @@ def simulate(
     """
     if staleness < 0 or (quorum is not None and quorum < 1) or decide_s < 0:
         raise ValueError("staleness and decide_s must not be negative, a quorum at least 1")
-    return _Run(scenario, policy, staleness, quorum, decide_s, timeline, rates_known).run()
+    run = _Run(scenario, policy, staleness, quorum, decide_s, timeline, rates_known)
+    with _uncollected():
+        return run.run()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cyclic collector: a run makes no cycles, and looking for them takes a twelfth of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Run:

@@ -27,9 +27,10 @@ from sqlalchemy import Engine, RowMapping, text
 
 from gyre.config import RunConfig
 from gyre.scheduling import Roomy, make_policy
-from gyre.simulation.engine import Outcome, simulate
+from gyre.simulation.engine import simulate
 from gyre.simulation.fit import concurrency, line, union_s
 from gyre.simulation.model import CostModel, Floats, Scenario, StepWork
+from gyre.simulation.outcome import Outcome
 
 DECIDE_S = 1.0
 """Least seconds between two decisions: reports of rollouts that settle come no closer (workflows.observe)."""

@@ -178,7 +178,7 @@ async def test_z_killed_server_leaves_no_child_and_starts_anew(engine: EnginePro
     assert engine.pid is not None
     group, incarnation = engine.pid, engine.incarnation
     os.kill(engine.pid, signal.SIGKILL)
-    for _ in range(200):
+    for _ in range(1200):
         if not engine.alive and not _members(group):
             break
         await asyncio.sleep(0.05)

@@ -122,7 +122,7 @@ def test_a_child_dies_with_its_parent_and_stays_on_its_core() -> None:
     assert os.sched_getaffinity(child) == {core}
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while _alive(child):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.02)

@@ -88,7 +88,7 @@ def test_real_processes_that_come_and_go_between_looks_are_all_counted() -> None
     m.sample(snapshot(), {})
     worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     counted = 0.0
-    for _ in range(40):
+    for _ in range(400):
         time.sleep(0.1)
         counted += m.sample(snapshot(), {worker.pid: W}).get(W, 0.0)
         if counted > 0.9 and not _children(worker.pid):

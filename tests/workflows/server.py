@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Self
 
 from temporalio.client import Client
 
+from gyre.ports import free_port
 from workflows.attributes import registration
 
 NAMESPACE = "gyre"
@@ -27,11 +27,11 @@ class TemporalServer:
     """`temporal server start-dev` on a free port of the loopback; in memory unless `database` is given."""
 
     def __init__(self, log: Path, *, database: Path | None = None, settings: tuple[str, ...] = ()) -> None:
-        self.port, ui = _free_ports(2)
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._argv = [
             str(Path(sys.executable).parent / "temporal"), "server", "start-dev", "--ip", "127.0.0.1",
-            "--port", str(self.port), "--ui-port", str(ui), "--headless",
+            "--port", str(self.port), "--headless",
             "--log-level", "error", "--namespace", NAMESPACE,
         ]  # fmt: skip
         if database is not None:
@@ -80,14 +80,3 @@ class TemporalServer:
                 last = error
             await asyncio.sleep(0.1)
         raise RuntimeError(f"Temporal does not answer: {last}; see {self._log}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import socket
 
-from gyre.ports import LOOPBACK, is_loopback
+from gyre.ports import LOOPBACK, can_listen, is_loopback
 
 NAMES = ("postgres", "temporal", "ui", "temporal_http", "temporal_metrics", "gateway")
 
@@ -15,9 +14,7 @@ def gateway_names(count: int) -> list[str]:
     return ["gateway", *(f"gateway-{i}" for i in range(1, count))]
 
 
-# Below Linux's range of ephemeral ports: there, an outgoing connection of anybody could sit on a port of ours while
-# the process that listens on it is being restarted.
-_RANGE = range(20000, 30000)
+_RANGE = range(20000, 30000)  # below the ephemeral ones, as in gyre.ports
 
 
 class PortError(Exception):
@@ -55,16 +52,8 @@ def choose_ports(
 
 def is_free(port: int, listen: str = LOOPBACK) -> bool:
     """Whether a server could listen on this port of 127.0.0.1 now; beyond it, at every address: Temporal does."""
-    for host in {LOOPBACK, listen} | (set() if is_loopback(listen) else {"0.0.0.0"}):
-        with socket.socket() as probe:
-            # As servers do: connections in TIME_WAIT from a run before do not make a port taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                probe.listen(1)
-            except OSError:
-                return False
-    return True
+    hosts = {LOOPBACK, listen} | (set() if is_loopback(listen) else {"0.0.0.0"})
+    return all(can_listen(host, port) for host in hosts)
 
 
 def _any_free(taken: set[int], listen: str) -> int:
