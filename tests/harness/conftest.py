@@ -95,7 +95,7 @@ def processes_in(folder: Path) -> list[int]:
     return [pid for pid in found if shepherd.start_time(pid) is not None]
 
 
-def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"

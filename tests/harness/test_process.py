@@ -36,6 +36,9 @@ while not os.path.exists("up") or os.path.getsize("up") < 3:
 """
 
 
+UNTIL_TOLD = "until [ -e ../../told ]; do sleep 0.02; done"  # the rollout's folder has `told`
+
+
 async def test_exit_code_output_and_cpu_time_are_kept(rollout: Path) -> None:
     started = process.start(sh(rollout, "echo out; echo err >&2; exit 3"), rollout)
     ended = await process.wait(rollout)
@@ -92,10 +95,11 @@ def test_status_before_anything_was_started(rollout: Path) -> None:
 
 
 async def test_starting_twice_attaches_and_runs_once(rollout: Path) -> None:
-    launch = sh(rollout, "echo once >> ../../count; sleep 0.5")
+    launch = sh(rollout, f"echo once >> ../../count; {UNTIL_TOLD}")
     first, second = process.start(launch, rollout), process.start(launch, rollout)
     assert (second.pid, second.start_time) == (first.pid, first.start_time)
     assert (first.attached, second.attached) == (False, True)
+    (rollout / "told").touch()
     await process.wait(rollout)
     assert process.start(launch, rollout).attached, "what has ended is not run again"
     assert (rollout / "count").read_text() == "once\n"
@@ -103,13 +107,14 @@ async def test_starting_twice_attaches_and_runs_once(rollout: Path) -> None:
 
 async def test_racing_starts_run_once(rollout: Path) -> None:
     results: list[process.Started] = []
-    launch = sh(rollout, "echo once >> ../../count; sleep 0.5")
+    launch = sh(rollout, f"echo once >> ../../count; {UNTIL_TOLD}")
     threads = [threading.Thread(target=lambda: results.append(process.start(launch, rollout))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len({r.pid for r in results}) == 1 and sum(not r.attached for r in results) == 1
+    (rollout / "told").touch()
     await process.wait(rollout)
     assert (rollout / "count").read_text() == "once\n"
 
@@ -125,7 +130,7 @@ def test_a_shepherd_that_finds_the_lock_taken_runs_nothing(rollout: Path) -> Non
         time.sleep(0.3)
         assert thread.is_alive() and not (rollout / "ran").exists()
         shepherd.write_json(str(rollout / "pid.json"), {"pid": 1, "start_time": 2})  # whole at once, as a shepherd does
-        thread.join(10)
+        thread.join(60)
     assert results == [process.Started(1, 2, attached=True)]
     (rollout / "pid.json").unlink()
 
@@ -155,8 +160,7 @@ async def test_kill_tree_ends_orphans_too(rollout: Path) -> None:
     script = rollout / "orphans.py"
     script.write_text(SETSID_ORPHANS)
     process.start(sh(rollout, f"{sys.executable} -I -S {script}; touch ../../up; sleep 600"), rollout, grace_s=0.3)
-    until((rollout / "up").exists)
-    assert len(processes_in(rollout)) == 5
+    until(lambda: len(processes_in(rollout)) == 5)  # the shell, its `sleep` and three orphans
     ended = await asyncio.to_thread(process.kill_tree, rollout)
     assert isinstance(ended, process.Exited) and (ended.reason, ended.signal) == ("killed", signal.SIGTERM)
     assert processes_in(rollout) == []
@@ -211,11 +215,11 @@ def test_a_reader_in_another_process_finds_it_again(rollout: Path) -> None:
     starter = (
         "import sys, time; from pathlib import Path; from gyre.harness import process\n"
         "from tests.harness.conftest import sh\n"
-        "r = Path(sys.argv[1]); process.start(sh(r, 'sleep 1; echo done; exit 7'), r)\n"
+        "r = Path(sys.argv[1]); process.start(sh(r, sys.argv[2]), r)\n"
         "print('started', flush=True); time.sleep(600)"
     )
-    root = Path(__file__).parents[2]
-    host = subprocess.Popen([sys.executable, "-c", starter, str(rollout)], stdout=subprocess.PIPE, cwd=root, text=True)
+    argv = [sys.executable, "-c", starter, str(rollout), f"{UNTIL_TOLD}; echo done; exit 7"]
+    host = subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True)
     assert host.stdout is not None and host.stdout.readline() == "started\n"
     host.kill()
     host.wait()
@@ -223,16 +227,19 @@ def test_a_reader_in_another_process_finds_it_again(rollout: Path) -> None:
     running = process.status(rollout)
     assert isinstance(running, process.Running)
     assert process.start(sh(rollout, "exit 1"), rollout).pid == running.pid
+    (rollout / "told").touch()
     ended = asyncio.run(process.wait(rollout))
     assert isinstance(ended, process.Exited) and ended.code == 7
     assert (rollout / "harness.log").read_text() == "done\n"
 
 
 async def test_an_agent_that_removes_everything_is_still_known(rollout: Path) -> None:
-    launch = sh(rollout, "sleep 0.3; rm -rf ../../* ..; exec sleep 600")
+    removed = rollout.parent / "removed"
+    launch = sh(rollout, f"{UNTIL_TOLD}; rm -rf ../../* ..; touch {removed}; exec sleep 600")
     started = process.start(launch, rollout)
-    until(lambda: not (rollout / "box").exists())
-    until((rollout / "pid.json").exists)
+    (rollout / "told").touch()
+    until(removed.exists)
+    until((rollout / "pid.json").exists)  # written anew
     again = process.start(launch, rollout)
     assert (again.pid, again.attached) == (started.pid, True)
     ended = await asyncio.to_thread(process.kill_tree, rollout)
@@ -249,8 +256,9 @@ async def test_a_cancelled_wait_leaves_the_harness_running(rollout: Path) -> Non
 
 async def test_waiting_works_without_pidfds(rollout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_pidfd", lambda pid: None)
-    process.start(sh(rollout, "sleep 0.3; exit 2"), rollout)
+    process.start(sh(rollout, f"{UNTIL_TOLD}; exit 2"), rollout)
     assert isinstance(process.wait_blocking(rollout, 0.05), process.Running)
+    (rollout / "told").touch()
     ended = await process.wait(rollout)
     assert isinstance(ended, process.Exited) and ended.code == 2
 
@@ -262,7 +270,7 @@ def test_end_all_leaves_nothing(tmp_path: Path, new_rollout: Callable[[], Path])
         process.start(sh(rollout, "setsid sleep 600 & sleep 600"), rollout)
     attempt = rollouts[0] / "verifier" / "1-x"
     attempt.mkdir(parents=True)
-    process.wait_blocking(rollouts[0], 10)
+    assert isinstance(process.wait_blocking(rollouts[0], 60), process.Exited)
     process.start(Launch(("sleep", "600"), base_env(attempt), rollouts[0] / BOX / "workspace"), attempt)
     assert process.end_all(tmp_path) == 3
     assert processes_in(tmp_path) == [] and process.end_all(tmp_path) == 0

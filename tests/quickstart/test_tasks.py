@@ -32,7 +32,7 @@ def _grade(task: Path, workspace: Path, logs: Path) -> float:
         "TESTS_DIR": str(task / "tests"),
         "LOGS_DIR": str(logs),
     }
-    subprocess.run(["sh", str(task / "tests/test.sh")], cwd=workspace, env=env, check=True, timeout=20)
+    subprocess.run(["sh", str(task / "tests/test.sh")], cwd=workspace, env=env, check=True, timeout=120)
     return float((logs / "reward.txt").read_text())
 
 
@@ -68,5 +68,5 @@ def test_solution_earns_one_and_the_untouched_workspace_less(split: str, tmp_pat
         shutil.copytree(task / "environment/workspace", workspace)
         assert 0 <= _grade(task, workspace, tmp_path / task.name / "before") < 1, task
         env = {"PATH": os.environ["PATH"], "APP_DIR": str(workspace)}
-        subprocess.run(["sh", str(task / "solution/solve.sh")], env=env, check=True, timeout=20)
+        subprocess.run(["sh", str(task / "solution/solve.sh")], env=env, check=True, timeout=120)
         assert _grade(task, workspace, tmp_path / task.name / "after") == 1, task

@@ -94,7 +94,7 @@ def test_an_engine_outlives_a_broken_connection(database: str) -> None:
     with engine.connect() as c:
         pid = c.scalar(text("SELECT pg_backend_pid()"))
     with psycopg.connect(libpq_url(database)) as other:
-        other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
     with engine.connect() as c:
         assert c.scalar(text("SELECT 1")) == 1
     engine.dispose()

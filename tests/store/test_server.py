@@ -49,7 +49,7 @@ def test_what_was_committed_survives_kill_9(folder: Path) -> None:
         assert execute(second.url, "SHOW synchronous_commit") == [("on",)]
         # A supervisor that was killed leaves its server behind: the next start takes over from it.
         with PostgresServer(folder) as third:
-            assert second.process is not None and second.process.wait(5) == 0
+            assert second.process is not None and second.process.wait(60) == 0
             assert execute(third.url, "SELECT count(*) FROM t") == [(2,)]
     assert not psutil.pid_exists(pid)
 
@@ -79,7 +79,7 @@ def test_it_does_not_outlive_who_started_it(folder: Path) -> None:
         postgres = psutil.Process(int(starter.stdout.readline()))
         assert postgres.name() == "postgres"
         starter.kill()
-    psutil.wait_procs([postgres], timeout=10)
+    psutil.wait_procs([postgres], timeout=60)
     assert not postgres.is_running() or postgres.status() == psutil.STATUS_ZOMBIE
 
 

@@ -109,7 +109,7 @@ def test_an_evaluator_that_fails_twice_and_then_succeeds(
 def act(rollout: Path, script: str) -> None:
     """Be the agent: run a script in the workspace as a harness would."""
     process.start(Launch(("/bin/sh", "-c", script), base_env(rollout / BOX), rollout / BOX / "workspace"), rollout)
-    ended = process.wait_blocking(rollout, 10)
+    ended = process.wait_blocking(rollout, 60)
     assert isinstance(ended, process.Exited) and ended.code == 0
 
 
@@ -208,6 +208,6 @@ def test_an_attempt_that_a_dead_host_left_is_ended_first(make_task: Callable[...
     until(lambda: len(processes_in(rollout)) >= 2)
     (rollout / "second").touch()
     assert grade(task, rollout).reward == 1
-    thread.join(10)
+    thread.join(60)
     assert [f.status for f in failures] == ["killed"]
     assert processes_in(rollout) == []
