@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre.cli.stackfile import StackState, start_ticks
+from gyre.config import load_run_config
 from tests.cli.conftest import Gyre
 from workers.settings import WorkerSettings
 
@@ -131,11 +132,16 @@ def test_the_agent_of_a_cell_elsewhere(gyre: Gyre, tmp_path: Path) -> None:
         gateway_url="http://127.0.0.1:8", data=tmp_path, run_config=tmp_path / "config.json", host="10.0.0.1",
     )  # fmt: skip
     me = os.getpid()
-    StackState(
+    state = StackState(
         state="ready", pid=me, pid_start=start_ticks(me) or 0, run_id="wide-s0", environment=known.to_env()
-    ).write(tmp_path)
+    )
+    state.write(tmp_path)
     code, out, err = gyre("cells", tmp_path / "run.toml", "--data", tmp_path)
     assert code == 0, err
+    assert gyre("cells", "--data", tmp_path)[0] == 1, "it is up without a run"
+    known.run_config.write_text(load_run_config(tmp_path / "run.toml").model_dump_json())
+    state.model_copy(update={"run_config": str(known.run_config)}).write(tmp_path)
+    assert gyre("cells", "--data", tmp_path) == (0, out, "")
     assert [line for line in out.splitlines() if line.startswith("#")][:-1] == [
         "# big (central), gpu-1, CUDA 0, 1", "# big (central), gpu-2, CUDA 0, 1"
     ]  # fmt: skip

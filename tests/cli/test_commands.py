@@ -101,6 +101,23 @@ def test_status_shows_a_pause(gyre: Gyre, data: Path) -> None:
     assert "demo-s0 · paused" in out and "paused, `gyre resume` goes on; next step" in " ".join(out.split())
 
 
+def test_status_shows_who_is_not_there_and_when_the_others_were_heard(gyre: Gyre, data: Path) -> None:
+    def cells() -> dict[str, list[str]]:
+        rows = [line.strip("│ ").split() for line in gyre("status", "--data", data)[1].splitlines()]
+        return {row[0]: row[1:] for row in rows if row and row[0] in ("central", "satellite", "gpu-2")}
+
+    gyre("sql", "UPDATE cells SET updated_at = now() - interval '95 s' WHERE name = 'satellite'", "--write",
+         "--data", data)  # fmt: skip
+    assert cells()["satellite"][-2:] == ["1:35", "ago"] and cells()["central"][-1] == "ago"
+    assert "other machines" not in gyre("status", "--data", data)[1]
+    planned = '{"cells": [{"name": "central", "central": true}, {"name": "satellite"}, {"name": "gpu-2"}], '
+    planned += '"stack": {"remote_cells": ["satellite", "gpu-2"]}}'
+    gyre("sql", f"UPDATE runs SET config = config || '{planned}'", "--write", "--data", data)
+    assert cells()["gpu-2"] == ["not", "seen", "yet"] and cells()["central"][0] == "(central)"
+    said = f"Started by you on other machines: gpu-2, satellite. How: gyre cells --data {data}\n"
+    assert said in gyre("status", "--data", data)[1]
+
+
 def test_the_plain_view_says_each_step_and_evaluation_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     tell(engine)
     assert newest_run(engine) == "demo-s0"
