@@ -128,9 +128,7 @@ async def generate(ask: Ask, answer: Answer, router: Router, engines: EngineClie
             answer.finish = "stop"  # its last word arrived, its finish did not
 
 
-async def _one_engine(
-    ask: Ask, answer: Answer, lease: Lease, left: int, router: Router, engines: EngineClient
-) -> None:
+async def _one_engine(ask: Ask, answer: Answer, lease: Lease, left: int, router: Router, engines: EngineClient) -> None:
     """Take what one engine gives, until it finishes, is aborted, or its lease is revoked."""
     offset = len(answer.ids)
     sampling: dict[str, Any] = {
@@ -151,7 +149,7 @@ async def _one_engine(
         answer.cells.append(lease.cell)
 
     def take(chunk: Chunk) -> None:
-        if chunk.ids or chunk.finish is not None and chunk.finish["type"] in ("stop", "length"):
+        if chunk.ids or (chunk.finish is not None and chunk.finish["type"] in ("stop", "length")):
             router.succeeded(lease)
         if chunk.ids and answer.first_token_at is None:
             answer.first_token_at = _now()

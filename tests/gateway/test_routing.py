@@ -108,6 +108,28 @@ async def test_a_cell_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.M
     await asyncio.wait_for(router.acquire("r", 0, None), 30)
 
 
+async def test_a_cell_that_failed_is_tried_by_one_call_until_it_gives_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "BACKOFF_S", (0.0, 0.0))
+    router = Router()
+    router.apply([row("a")])
+    lease = await router.acquire("r", 0, None)
+    router.failed(lease)
+    router.release(lease)
+    trial = await asyncio.wait_for(router.acquire("r", 0, None), 30)
+    waits = [asyncio.create_task(router.acquire(f"s{n}", 0, None)) for n in range(2)]
+    await settle()
+    assert router.waiting == 2
+    router.succeeded(lease)  # a word of before says nothing
+    router.failed(trial)
+    router.release(trial)
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    await settle()
+    assert router.waiting == 1, "its failure makes room for another trial, not for all"
+    [second] = [call.result() for call in waits if call.done()]
+    router.succeeded(second)
+    await asyncio.wait_for(asyncio.gather(*waits), 30)
+
+
 async def test_a_waiter_that_gives_up_leaves_no_trace() -> None:
     router = Router()
     router.apply([row("a", running=1)])
