@@ -31,9 +31,6 @@ or what was is found when the command is sent again."""
 WRONG_TOKEN = "TokenError"
 """Kind of error of a trainer that is not the one looked up: another listens at that address by now."""
 
-BESIDE = ("prefetch",)
-"""Commands that run while another one computes: they touch nothing that a computation uses."""
-
 FROM_AFAR = ("status", "absorb")
 """Commands that central's trainer takes over TCP, from the agents of other cells."""
 

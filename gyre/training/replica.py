@@ -4,16 +4,21 @@ The ledger says whose gradient lies in whose accumulator (`gyre.store.queries.le
 knows of its own. Both must name the same micro-batches whenever the accumulator leaves this process (`push`) or becomes
 weights (`optimizer_step`); where they do not, the accumulator is thrown away and its micro-batches are queued again.
 Every command may be sent again after a lost answer, and a process that dies loses only what the ledger gives back.
+
+A push is taken while a micro-batch is computed, on a thread of its own (`take_push`), so that a satellite which leaves
+waits for the network and not for central's work. What came is added before the next micro-batch, or the step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import update_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from sqlalchemy import Engine
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gyre.trainer")
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
 
 class CommandError(Exception):
     """A command that does not fit the replica's state; the message says what to send first."""
@@ -58,6 +66,19 @@ class ReplicaSettings:
     """Address of this machine at which others pull what it publishes."""
 
 
+def _in_turn(
+    method: Callable[Concatenate[Replica, Given], Result],
+) -> Callable[Concatenate[Replica, Given], Result]:
+    """A command that reads or changes what is held: no push is taken over meanwhile."""
+
+    def alone(self: Replica, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with self._turn:
+            return method(self, *args, **kwargs)
+
+    update_wrapper(alone, method)
+    return alone
+
+
 class Replica:
     """The commands of a trainer process; see `gyre.training.client` for what each one promises."""
 
@@ -69,7 +90,12 @@ class Replica:
         self.trainer = _megatron(settings) if trainer is None else trainer
         self.step_id: int | None = None
         self.held: dict[int, MicroBatchMetrics | None] = {}
-        """Micro-batches in the accumulator; absorbed ones without metrics, which lie in their rows."""
+        """Micro-batches in the accumulator or in `_arrived`; those without metrics, which lie in their rows, were
+        pushed."""
+        self._arrived: Tensor | None = None
+        """The sum of the pushed gradients that are not in the accumulator yet."""
+        self._turn = threading.RLock()
+        """Of `held` and the ledger's word on it. Not held while a micro-batch is computed."""
         self._pushed: dict[str, Any] | None = None
         self._taken: tuple[int, StepResult, Path | None] | None = None  # a step, and its folder, not committed yet
         self._weights: tuple[WeightPublisher, dict[str, Tensor]] | None = None
@@ -103,6 +129,13 @@ class Replica:
             return common | {"absorb": self.absorb, "optimizer_step": self.optimizer_step, "publish": self.publish}
         return common | {"push": self.push, "reset": self.reset}
 
+    def beside(self) -> dict[str, Callable[..., dict[str, Any] | None]]:
+        """Commands that may run while another one computes, each on a thread of its own. One that returns None cannot
+        now, and is to be sent to `commands`."""
+        if self.settings.central:
+            return {"prefetch": self.prefetch, "absorb": self.take_push}
+        return {"prefetch": self.prefetch}
+
     def start(self) -> None:
         """Central: load the newest version (version 0 is the policy itself) and publish it under a new ticket."""
         if not self.settings.central:
@@ -119,6 +152,7 @@ class Replica:
 
     # ---- weights --------------------------------------------------------------------------------------------------
 
+    @_in_turn
     def load(self, version: int) -> dict[str, Any]:
         if self.trainer.version == version:
             return {"version": version}
@@ -171,6 +205,7 @@ class Replica:
             self._source[1].close()
             self._source = None
 
+    @_in_turn
     def publish(self, version: int) -> dict[str, Any]:
         self.load(version)
         weights = self.trainer.export_hf()
@@ -186,6 +221,7 @@ class Replica:
 
     # ---- micro-batches --------------------------------------------------------------------------------------------
 
+    @_in_turn
     def begin(self, step_id: int) -> dict[str, Any]:
         if self.step_id == step_id:
             return {}
@@ -202,16 +238,22 @@ class Replica:
         return {}
 
     def micro_batch(self, micro_batch_id: int) -> dict[str, Any]:
-        if micro_batch_id in self.held:  # sent again, or queued anew by somebody who took this trainer for dead
-            metrics = self.held[micro_batch_id] or self._stored_metrics(micro_batch_id)
-        else:
-            metrics = self._compute(micro_batch_id)
+        with self._turn:
+            known = micro_batch_id in self.held  # sent again, or queued anew by somebody who took this trainer for dead
+            if known:
+                metrics = self.held[micro_batch_id] or self._stored_metrics(micro_batch_id)
+            else:
+                batch = self._claimed(micro_batch_id)
+                self._merge()
+        if not known:
+            metrics = self._compute(micro_batch_id, batch)
+        with self._turn:
             self.held[micro_batch_id] = metrics
-        with self._commit() as session:
-            mine = queries.hold_micro_batch(session, micro_batch_id, self.settings.incarnation, metrics.to_json())
-        if not mine:
-            self._void()
-            raise LedgerError(f"micro-batch {micro_batch_id}: its claim was lost; the accumulator was thrown away")
+            with self._commit() as session:
+                mine = queries.hold_micro_batch(session, micro_batch_id, self.settings.incarnation, metrics.to_json())
+            if not mine:
+                self._void()
+                raise LedgerError(f"micro-batch {micro_batch_id}: its claim was lost; the accumulator was thrown away")
         return metrics.to_json()
 
     def prefetch(self, micro_batch_id: int) -> dict[str, Any]:
@@ -229,7 +271,7 @@ class Replica:
         with transaction(self.engine) as session:
             return MicroBatchMetrics.from_json(queries.micro_batch_row(session, micro_batch_id).metrics)
 
-    def _compute(self, micro_batch_id: int) -> MicroBatchMetrics:
+    def _claimed(self, micro_batch_id: int) -> PackedBatch:
         with transaction(self.engine) as session:
             row = queries.micro_batch_row(session, micro_batch_id)
         if row.step_id != self.step_id:
@@ -241,15 +283,19 @@ class Replica:
         if self._pushed is not None:
             raise CommandError(f"micro-batch {micro_batch_id}: the pushed gradient is not reset yet")
         ready, self._next = self._next, None
-        batch = ready[1] if ready is not None and ready[0] == micro_batch_id else self._packed(micro_batch_id)
+        return ready[1] if ready is not None and ready[0] == micro_batch_id else self._packed(micro_batch_id)
+
+    def _compute(self, micro_batch_id: int, batch: PackedBatch) -> MicroBatchMetrics:
         try:
             return self.trainer.micro_batch(batch, f"micro-batch {micro_batch_id}")
         except NonFiniteError:
-            self._void()  # the accumulator may hold what is not a number
+            with self._turn:
+                self._void()  # the accumulator may hold what is not a number
             raise
 
     # ---- satellites -----------------------------------------------------------------------------------------------
 
+    @_in_turn
     def push(self, step_id: int) -> dict[str, Any]:
         if self.step_id != step_id:
             raise CommandError(f"step row {step_id} is not begun; {self.step_id} is")
@@ -267,8 +313,27 @@ class Replica:
             }  # fmt: skip
         return {"ticket": self._pushed}
 
+    def take_push(self, step_id: int, ticket: dict[str, Any], from_incarnation: str) -> dict[str, Any] | None:
+        """`absorb`, but for what has to wait for the computation; then it returns None."""
+        pushed = _pushed(ticket)
+
+        def plain() -> bool:
+            return self.step_id == step_id and not self.held.keys() & set(pushed)
+
+        with self._turn:
+            if not plain():
+                return None
+        gradient = self._pull_push(step_id, ticket, from_incarnation)
+        with self._turn:
+            if not plain():
+                return None
+            self._take_over(step_id, ticket, from_incarnation)
+            self._arrived = gradient if self._arrived is None else self._arrived.add_(gradient)
+        return {"micro_batches": len(pushed)}
+
+    @_in_turn
     def absorb(self, step_id: int, ticket: dict[str, Any], from_incarnation: str) -> dict[str, Any]:
-        pushed = [int(i) for i in ticket["micro_batches"]]
+        pushed = _pushed(ticket)
         if self.step_id == step_id and (known := self.held.keys() & set(pushed)):
             with transaction(self.engine) as session:
                 mine = queries.held_metrics(session, step_id, self.settings.incarnation)
@@ -281,6 +346,13 @@ class Replica:
                 "the ledger; it was thrown away, and what the ledger gave central is queued again"
             )
         self.begin(step_id)
+        gradient = self._pull_push(step_id, ticket, from_incarnation)
+        self._take_over(step_id, ticket, from_incarnation)
+        self._arrived = gradient if self._arrived is None else self._arrived.add_(gradient)
+        self._merge()
+        return {"micro_batches": len(pushed)}
+
+    def _pull_push(self, step_id: int, ticket: Mapping[str, Any], from_incarnation: str) -> Tensor:
         try:
             # Not kept: two buffers of a gradient's size a satellite would be dearer than the time that they would save.
             puller = open_puller(Ticket.from_json(ticket["transfer"]), self.settings.host)
@@ -292,17 +364,33 @@ class Replica:
             raise CommandError(f"{from_incarnation}'s push cannot be pulled, send it again: {error}") from error
         if found != step_id:
             raise LedgerError(f"{from_incarnation} publishes a gradient of step row {found}, not {step_id}")
-        gradient = self.trainer.checked_gradient(tensors["grad"])
+        return self.trainer.checked_gradient(tensors["grad"])
+
+    def _take_over(self, step_id: int, ticket: Mapping[str, Any], from_incarnation: str) -> None:
+        """The ledger says that the pushed micro-batches are here. The caller keeps their gradient."""
+        pushed = _pushed(ticket)
+        if self._taken is not None and self._taken[0] == step_id:
+            raise CommandError(f"step row {step_id} is taken already, and only its commit is missing")
         with self._commit() as session:
             rows = [queries.micro_batch_row(session, i) for i in pushed]
             # An earlier attempt may have committed without learning of it: then all are here, and not yet added.
             if not all(r.holder == self.settings.incarnation and r.state == "held" for r in rows):
                 self._check_sender(session, ticket)
                 queries.move_held(session, step_id, from_incarnation, self.settings.incarnation, pushed)
-        self.trainer.absorb(gradient)
         self.held.update(dict.fromkeys(pushed))
-        return {"micro_batches": len(pushed)}
 
+    def _merge(self) -> None:
+        """Add what arrived to the accumulator. If that fails, nothing that is held can be counted on."""
+        gradient, self._arrived = self._arrived, None
+        if gradient is None:
+            return
+        try:
+            self.trainer.absorb(gradient)
+        except BaseException:
+            self._void()
+            raise
+
+    @_in_turn
     def reset(self, step_id: int) -> dict[str, Any]:
         if self.step_id != step_id or not self.held:
             return {}
@@ -315,6 +403,7 @@ class Replica:
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
+    @_in_turn
     def optimizer_step(self, step_id: int) -> dict[str, Any]:
         with transaction(self.engine) as session:
             step = queries.step_row(session, step_id)
@@ -330,6 +419,7 @@ class Replica:
             self._check_ledger(step_id)
             if self.held and not step.n_valid:
                 raise CommandError(f"step {step.index} of {step.run_id} has micro-batches but no valid rollout")
+            self._merge()
             by = divisor(self.settings.run.objective, step.n_valid, targets)
             self._taken = (step_id, self.trainer.optimizer_step(by if self.held else 0), None)
         result, folder = self._taken[1:]
@@ -422,8 +512,14 @@ class Replica:
 
     def _empty(self) -> None:
         self.trainer.begin()
+        self._arrived = None
         self.held.clear()
         self._pushed = None
+
+
+def _pushed(ticket: Mapping[str, Any]) -> list[int]:
+    """Micro-batches of a push."""
+    return [int(i) for i in ticket["micro_batches"]]
 
 
 def _megatron(settings: ReplicaSettings) -> Trainer:

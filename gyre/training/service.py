@@ -1,6 +1,6 @@
 """The trainer process's front: JSON lines over a unix socket, all work on one thread, `status` answered at once.
 
-The few commands that may run beside the others (`protocol.BESIDE`) have a second thread.
+The few commands that may run beside the others (`Commands.beside`) have a thread each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from gyre.ports import is_token, notice_loss
 from gyre.store.queries import FencedError
 from gyre.training.protocol import (
-    BESIDE,
     FENCED,
     FROM_AFAR,
     LINE_LIMIT,
@@ -62,6 +61,10 @@ class Commands(Protocol):
         """Command name -> method; keyword arguments in, a JSON object out."""
         ...
 
+    def beside(self) -> dict[str, Callable[..., dict[str, Any] | None]]:
+        """Those that may run while another one computes: as `commands`, or None where that is not so now."""
+        ...
+
 
 class TrainerService:
     """Serves a `Commands`. `start` builds it, on the work thread, while the socket already answers `status`.
@@ -78,7 +81,7 @@ class TrainerService:
         self._start = start
         self._commands: Commands | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="beside")
+        self._beside: dict[str, ThreadPoolExecutor] = {}
         self._busy: str | None = "start"
         self._pending = 0
         self._fenced = asyncio.Event()
@@ -175,11 +178,9 @@ class TrainerService:
         if command == "status":
             return {"id": number, "result": vars(self.status())}
         try:
-            work = partial(self._run, command, arguments)
-            if command in BESIDE and self._commands is not None:
-                result = await asyncio.get_running_loop().run_in_executor(self._beside, work)
-            else:
-                result = await self._on_thread(command, work)
+            result = await self._run_beside(command, arguments)
+            if result is None:
+                result = await self._on_thread(command, partial(self._run, command, arguments))
         except Exception as error:  # every failure of a command belongs to whoever sent it
             kind = type(error).__name__
             if isinstance(error, FencedError):
@@ -190,6 +191,17 @@ class TrainerService:
                 log.exception("%s %s failed", command, arguments)
             return _failure(number, kind, str(error))
         return {"id": number, "result": result}
+
+    async def _run_beside(self, command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """None: the command is for the work thread."""
+        work = None if self._commands is None else self._commands.beside().get(command)
+        if work is None:
+            return None
+        if command not in self._beside:
+            self._beside[command] = ThreadPoolExecutor(1, thread_name_prefix=command)
+        # Shielded, as what is on the work thread.
+        found = asyncio.get_running_loop().run_in_executor(self._beside[command], partial(work, **arguments))
+        return await asyncio.shield(found)
 
     def _run(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._commands is not None, "commands wait behind `start` on the same thread"

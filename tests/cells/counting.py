@@ -6,7 +6,7 @@ The replica, its ledger and its fence are the real ones, over a real Postgres; t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,8 @@ class CountingTrainer:
         self.asleep = False
         self.sum = torch.zeros(size)
         self.stepped = torch.zeros(size)
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What another thread does while a micro-batch is computed."""
 
     def load(self, version: int, source: Path | Mapping[str, Tensor]) -> None:
         self.version = version
@@ -57,6 +59,7 @@ class CountingTrainer:
 
     def micro_batch(self, batch: PackedBatch, name: str) -> MicroBatchMetrics:
         self.faults.strike("compute")
+        self.meanwhile()
         self.sum[int(name.removeprefix("micro-batch ")) % self.size] += 1
         return MicroBatchMetrics(n_targets=1)
 
@@ -195,8 +198,17 @@ class Agent:
         self.ticket = self.replica.push(step_id)["ticket"]
 
     def absorb_from(self, sender: Agent, step_id: int) -> None:
-        if sender.ticket is not None:
+        """As the trainer's service does."""
+        if sender.ticket is not None and self.take_from(sender, step_id) is None:
             self.replica.absorb(step_id, sender.ticket, sender.incarnation)
+
+    def take_from(self, sender: Agent, step_id: int) -> dict[str, Any] | None:
+        """As it does while a micro-batch is computed, up to where that is waited for."""
+        return None if sender.ticket is None else self.replica.take_push(step_id, sender.ticket, sender.incarnation)
+
+    @property
+    def trainer(self) -> CountingTrainer:
+        return cast(CountingTrainer, self.replica.trainer)
 
     def step(self, step_id: int) -> None:
         self.replica.publish(int(self.replica.optimizer_step(step_id)["version"]))

@@ -43,7 +43,7 @@ POINTS = {
     "pull of the push done": Point(QUERIES, "move_held", "before"),
     "absorb written, not committed": Point(QUERIES, "move_held", "after"),
     "absorb committed": Point("gyre.training.trainer", "Trainer.absorb", "before"),
-    "absorb done": Point(REPLICA, "Replica.absorb", "after"),
+    "absorb done": Point(REPLICA, "Replica.take_push", "after"),
     "push to be forgotten": Point(REPLICA, "Replica.reset", "before"),
     "push forgotten": Point(REPLICA, "Replica.reset", "after"),
     "step to be taken": Point("gyre.training.trainer", "Trainer.optimizer_step", "before"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import get_args
@@ -27,6 +28,7 @@ REFUSED = (LedgerError, CommandError, OperationalError)
 acts = st.one_of(
     st.tuples(st.sampled_from(["work", "work", "push", "absorb", "reset", "prepare"]), st.sampled_from(CELLS)),
     st.tuples(st.sampled_from(["kill", "replace", "doubt", "requeue", "zombie"]), st.sampled_from(CELLS)),
+    st.tuples(st.just("pushed while central computes"), st.sampled_from(CELLS[1:])),
     st.tuples(st.just("step"), st.just("alpha")),
     st.tuples(st.just("fault"), st.sampled_from(get_args(Fault))),
 )
@@ -70,6 +72,8 @@ class Story:
             self.cluster.requeue(self.step_id)
         elif act in ("kill", "replace"):
             self._anew(what, dead=act == "kill")
+        elif act == "pushed while central computes":
+            self._push_beside(self.cluster.agents[what])
         elif act == "zombie":
             for zombie in [z for z in self.cluster.zombies if z.cell == what]:
                 for deed in ("work", "push", "absorb", "reset", "step"):
@@ -131,6 +135,19 @@ class Story:
         else:
             return agent.work(self.step_id)
         return True
+
+    def _push_beside(self, sender: Agent) -> None:
+        """A kill of the thread that takes the push is one of central."""
+        central = self.cluster.agents["alpha"]
+
+        def meanwhile() -> None:
+            with contextlib.suppress(*REFUSED):
+                central.take_from(sender, self.step_id)
+
+        central.trainer.meanwhile = meanwhile
+        self.attempt(sender, "push")
+        self.attempt(central, "work")
+        central.trainer.meanwhile = lambda: None
 
     def _anew(self, cell: str, *, dead: bool) -> None:
         """A new agent, whose start may be killed, too."""

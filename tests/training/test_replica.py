@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -277,6 +279,66 @@ def test_a_push_that_the_ledger_does_not_know_is_not_added(world, make):
         satellite.begin(other)
 
 
+def test_a_push_is_taken_while_central_computes(world, make, monkeypatch):
+    step_id = world.step(0)
+    expected = weights_after_alone(world, make, step_id)
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    for replica in (central, satellite):
+        replica.begin(step_id)
+    work(satellite, step_id, 4)
+    push = step_id, satellite.push(step_id)["ticket"], satellite.settings.incarnation
+    compute, taken = central.trainer.micro_batch, []
+
+    def computes(*batch):
+        taking = threading.Thread(target=lambda: taken.append(central.take_push(*push)))
+        taking.start()
+        taking.join()  # for ever, if it waited for this
+        return compute(*batch)
+
+    monkeypatch.setattr(central.trainer, "micro_batch", computes)
+    work(central, step_id, 1)
+    assert taken == [{"micro_batches": 4}]
+    satellite.reset(step_id)  # it may go
+    assert progress(central, step_id).held_by == {central.settings.incarnation: 5}
+    assert central.take_push(*push) is None and central.absorb(*push) == {"micro_batches": 4}  # sent again
+    monkeypatch.setattr(central.trainer, "micro_batch", compute)
+    assert len(work(central, step_id)) == 1
+    central.optimizer_step(step_id)
+    assert_close(central.trainer.export_hf(), expected)
+
+
+def test_what_arrived_and_cannot_be_added_is_computed_again(world, make, monkeypatch):
+    step_id = world.step(0)
+    expected = weights_after_alone(world, make, step_id)
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    for replica in (central, satellite):
+        replica.begin(step_id)
+    work(satellite, step_id, 4)
+    ticket = satellite.push(step_id)["ticket"]
+    assert central.take_push(step_id, ticket, satellite.settings.incarnation) == {"micro_batches": 4}
+    add = central.trainer.absorb
+    monkeypatch.setattr(central.trainer, "absorb", lambda g: (_ for _ in ()).throw(MemoryError("no room")))
+    with pytest.raises(MemoryError):
+        work(central, step_id)
+    monkeypatch.setattr(central.trainer, "absorb", add)
+    assert len(work(central, step_id)) == 6
+    central.optimizer_step(step_id)
+    assert_close(central.trainer.export_hf(), expected)
+
+
+def test_a_push_of_a_step_that_central_has_not_begun_waits_for_its_turn(world, make):
+    step_id = world.step(0)
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    satellite.begin(step_id)
+    work(satellite, step_id)
+    push = step_id, satellite.push(step_id)["ticket"], satellite.settings.incarnation
+    assert central.take_push(*push) is None and central.step_id is None
+    assert central.absorb(*push) == {"micro_batches": 6}
+
+
 def test_an_absorbed_gradient_that_is_queued_again_counts_once(world, make):
     """Central's agent was silent for a while: others queued its micro-batches again, and it claims them itself."""
     step_id = world.step(0)
@@ -335,11 +397,18 @@ def test_an_absorb_whose_commit_was_not_heard_of_is_finished(world, make, monkey
     work(satellite, step_id)
     ticket = satellite.push(step_id)["ticket"]
     expected = satellite.trainer.gradient()
-    add = central.trainer.absorb
-    monkeypatch.setattr(central.trainer, "absorb", lambda g: (_ for _ in ()).throw(ConnectionError("lost")))
+    commit = central._commit
+
+    @contextlib.contextmanager
+    def unheard():
+        with commit() as session:
+            yield session
+        raise ConnectionError("lost")
+
+    monkeypatch.setattr(central, "_commit", unheard)
     with pytest.raises(ConnectionError):
         central.absorb(step_id, ticket, satellite.settings.incarnation)
-    monkeypatch.setattr(central.trainer, "absorb", add)
+    monkeypatch.setattr(central, "_commit", commit)
     central.absorb(step_id, ticket, satellite.settings.incarnation)
     assert torch.equal(central.trainer.gradient(), expected)
 

@@ -23,6 +23,9 @@ class Idle:
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
         return {"wake": dict, "absorb": lambda **_: {}}
 
+    def beside(self) -> dict[str, Callable[..., dict[str, Any] | None]]:
+        return {}
+
 
 async def test_a_data_folder_may_have_a_long_path_with_spaces(tmp_path: Path) -> None:
     """A unix socket's address holds 107 bytes."""
