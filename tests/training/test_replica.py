@@ -308,6 +308,25 @@ def test_a_push_is_taken_while_central_computes(world, make, monkeypatch):
     assert_close(central.trainer.export_hf(), expected)
 
 
+def test_what_arrived_is_thrown_away_with_the_accumulator(world, make):
+    step_id = world.step(0)
+    expected = weights_after_alone(world, make, step_id)
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    for replica in (central, satellite):
+        replica.begin(step_id)
+    work(satellite, step_id, 4)
+    ticket = satellite.push(step_id)["ticket"]
+    assert central.take_push(step_id, ticket, satellite.settings.incarnation) == {"micro_batches": 4}
+    with transaction(world.engine) as session:  # central is taken for dead
+        assert queries.requeue_lost(session, step_id, {satellite.settings.incarnation}) == 4
+    with pytest.raises(LedgerError, match="thrown away"):
+        central.optimizer_step(step_id)
+    assert len(work(central, step_id)) == 6
+    central.optimizer_step(step_id)
+    assert_close(central.trainer.export_hf(), expected)
+
+
 def test_what_arrived_and_cannot_be_added_is_computed_again(world, make, monkeypatch):
     step_id = world.step(0)
     expected = weights_after_alone(world, make, step_id)
