@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gyre.scheduling import CellView, Phase, Role
 from gyre.simulation.model import CostModel, Floats, StepWork
 
+_least = np.minimum.reduce  # `min` of so few numbers takes twice as long
 TOOL, TOKENS, LEFT, DEADLINE, SPEED, PRODUCT = range(6)
 
 
@@ -109,8 +110,8 @@ class CellState:
 
     def ends_after(self, now: float) -> float:
         """Seconds until the first of its rollouts ends, as the batch is."""
-        first = float((self.work[LEFT] / self.work[SPEED]).min())
-        return max(0.0, min(first, float(self.work[DEADLINE].min()) - now))
+        first = float(_least(self.work[LEFT] / self.work[SPEED]))
+        return max(0.0, min(first, float(_least(self.work[DEADLINE])) - now))
 
     def ended(self, now: float) -> NDArray[np.bool_]:
         """Which of its rollouts are at their end. The cell is up to date."""
