@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _count = itertools.count()
+NOBODY = "02:00:00:00:00:01"
+"""An Ethernet address of no machine."""
+INSIDE = "eth0"
+"""The other machine's device."""
 
 
 class NoMachine(Exception):
@@ -30,12 +34,28 @@ class Machines:
     """Of this machine, in the network that they share."""
 
     def cut(self) -> None:
-        """From now on every packet between them is lost; nobody is told."""
-        _ip("link", "set", self.device, "down")
+        """From now on every packet between them is lost; nobody is told, not even who would connect."""
+        for where, device, other in self._ends:
+            _ip(*where, "neighbour", "replace", other, "lladdr", NOBODY, "nud", "permanent", "dev", device)
 
     def heal(self) -> None:
         """The opposite of `cut`."""
-        _ip("link", "set", self.device, "up")
+        for where, device, _ in self._ends:
+            _ip(*where, "neighbour", "flush", "dev", device, "nud", "permanent")
+
+    @property
+    def name(self) -> str:
+        """Of the namespace."""
+        return self.prefix[-1]
+
+    @property
+    def _ends(self) -> list[tuple[tuple[str, ...], str, str]]:
+        """Of each machine: how `ip` is told to be there, its device, and the other's address."""
+        return [((), self.device, self.there), (("-n", self.name), INSIDE, self.here)]
+
+    def processes(self) -> set[int]:
+        """Pids of what runs there."""
+        return {int(pid) for pid in _ip("netns", "pids", self.name).split()}
 
 
 @contextlib.contextmanager
@@ -44,15 +64,15 @@ def two_machines() -> Iterator[Machines]:
     number = next(_count)  # what was deleted is not gone at once
     name, net = f"gyre{os.getpid()}-{number}", f"198.18.{(os.getpid() + number) % 256}"  # a block reserved for tests
     here, there = f"{net}.1", f"{net}.2"
-    inside, outside = "eth0", f"gy{os.getpid()}-{number}"
+    outside = f"gy{os.getpid()}-{number}"
     try:
         _ip("netns", "add", name)
         try:
-            _ip("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
+            _ip("link", "add", outside, "type", "veth", "peer", "name", INSIDE, "netns", name)
             _ip("address", "add", f"{here}/30", "dev", outside)
             _ip("link", "set", outside, "up")
-            _ip("-n", name, "address", "add", f"{there}/30", "dev", inside)
-            _ip("-n", name, "link", "set", inside, "up")
+            _ip("-n", name, "address", "add", f"{there}/30", "dev", INSIDE)
+            _ip("-n", name, "link", "set", INSIDE, "up")
             _ip("-n", name, "link", "set", "lo", "up")
             yield Machines(here, there, ("ip", "netns", "exec", name), outside)
         finally:
@@ -61,7 +81,8 @@ def two_machines() -> Iterator[Machines]:
         raise NoMachine("no `ip`; install iproute2") from error
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode != 0:
         raise NoMachine(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,79 +11,31 @@ import torch
 from sqlalchemy import select
 from temporalio.testing import ActivityEnvironment
 
-from activities.cell import CellActivities
-from activities.cell_site import CellSite, Programs
-from activities.cell_work import Work
+from gyre.ports import LOOPBACK
 from gyre.store import queries as q
-from gyre.store.db import make_engine, transaction
+from gyre.store.db import transaction
 from gyre.store.models import MicroBatch, Step
 from gyre.training.batch import pack_rows
 from gyre.training.trainer import Trainer
 from gyre.training.weights import read_hf_weights
+from tests.cells.agent import CENTRAL, SATELLITE, Agent
 from tests.settings import worker_settings
 from tests.training.world import World
 from workflows import messages as m
 
 T = TypeVar("T")
 
-PROGRAMS = Programs(trainer="tests.cells.deadly")
-CENTRAL, SATELLITE = "alpha", "beta"
-
-
-class Agent:
-    """An agent's part that trains: its site, and the tasks that keep its trainer and its row."""
-
-    def __init__(self, pair: Pair, cell: str, database: str | None = None) -> None:
-        settings = pair.settings.model_copy(update={"database_url": database or pair.settings.database_url})
-        self._engine = make_engine(settings.database_url, stopped_s=2.0)
-        self.site = CellSite(
-            pair.run, cell, self._engine,
-            logs=settings.logs, sockets=settings.sockets, env=settings.to_env(), programs=PROGRAMS,
-        )  # fmt: skip
-        self.activities = CellActivities(self.site)
-        self._tasks: list[asyncio.Task[Any]] = []
-
-    async def start(self) -> None:
-        await self.site.take()
-        await self.site.set_role("train")
-        self._tasks = [
-            asyncio.create_task(self.site.trainer.keep(self.site.report)),
-            asyncio.create_task(self.site._beat()),
-        ]
-        async with asyncio.timeout(300):  # the zygote may have to import first
-            await self.site.trainer.ready.wait()
-        await self.site.report()
-
-    @contextlib.asynccontextmanager
-    async def working(self) -> AsyncIterator[Work]:
-        """Its training loop, for as long as the block."""
-        work = Work(self.site)
-        running = asyncio.create_task(work.run())
-        try:
-            yield work
-        finally:
-            work.stop.set()
-            await running
-
-    def sleep(self) -> None:
-        """It does not even beat any more; what it awaits, it goes on awaiting."""
-        self._tasks[1].cancel()
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self.site.trainer.stop)
-        self._engine.dispose()
-
 
 class Pair:
-    """A central cell and a satellite, and the steps that they train."""
+    """A central cell and a satellite, and the steps that they train. `cells`: those whose agents are here."""
 
-    def __init__(self, world: World, database: str, data: Path) -> None:
+    def __init__(
+        self, world: World, database: str, data: Path, *, cells: Sequence[str] = (CENTRAL, SATELLITE),
+        host: str = LOOPBACK,
+    ) -> None:  # fmt: skip
         self.world, self.db, self.run = world, world.engine, world.config
-        self.settings = worker_settings(self.run, database, data)
-        self.agents = {name: Agent(self, name) for name in (CENTRAL, SATELLITE)}
+        self.settings = worker_settings(self.run, database, data, host=host)
+        self.agents = {name: Agent(self.settings, name) for name in cells}
         self._alone: Trainer | None = None
 
     @property
@@ -100,7 +51,8 @@ class Pair:
     async def replace(self, cell: str, database: str | None = None) -> Agent:
         """A second agent of the cell, while the first one is still there; which it was. `database`: its way to it."""
         before = self.agents[cell]
-        self.agents[cell] = Agent(self, cell, database)
+        found = self.settings if database is None else self.settings.model_copy(update={"database_url": database})
+        self.agents[cell] = Agent(found, cell)
         await self.agents[cell].start()
         return before
 

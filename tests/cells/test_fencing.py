@@ -19,7 +19,8 @@ from gyre.store.models import Cell, Step
 from gyre.store.queries import FencedError
 from gyre.training.protocol import TrainerError
 from tests.cells import deadly
-from tests.cells.pair import CENTRAL, SATELLITE, Agent, Pair
+from tests.cells.agent import CENTRAL, SATELLITE, Agent
+from tests.cells.pair import Pair
 
 EVERY = bool(os.environ.get("GYRE_EVERY_FAULT"))  # make faults
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -171,7 +172,7 @@ async def test_an_agent_that_was_replaced_ends_by_itself_and_leaves_the_row_alon
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activities.cell_site, "BEAT_S", 0.2)
-    old = Agent(pair, SATELLITE)
+    old = Agent(pair.settings, SATELLITE)
     monkeypatch.setattr(old.site.engine, "keep", lambda _: asyncio.sleep(3600))  # no server is needed
     keeping = asyncio.create_task(old.site.keep())
     await asyncio.wait_for(old.site.trainer.ready.wait(), 60)

@@ -17,7 +17,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.cells import deadly
-from tests.cells.pair import CENTRAL, SATELLITE, Pair
+from tests.cells.agent import CENTRAL, SATELLITE
+from tests.cells.pair import Pair
 from tests.transfer.cutting import Cut
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,8 +16,9 @@ import activities.cell_site
 import activities.cell_store
 from activities.cell_engine import CellEngine
 from tests.cells import deadly
+from tests.cells.agent import CENTRAL, SATELLITE
 from tests.cells.link import Link
-from tests.cells.pair import CENTRAL, SATELLITE, Pair
+from tests.cells.pair import Pair
 from tests.workflows.server import NAMESPACE, TemporalServer
 from workflows import messages as m
 from workflows import verbs

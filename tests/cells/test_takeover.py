@@ -14,8 +14,9 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.cell_engine import CellEngine
+from tests.cells.agent import CENTRAL, SATELLITE, Agent
 from tests.cells.link import Link
-from tests.cells.pair import CENTRAL, SATELLITE, Agent, Pair
+from tests.cells.pair import Pair
 from tests.workflows.server import NAMESPACE, TemporalServer
 from workers.takeover import release_agents_before
 from workflows import messages as m

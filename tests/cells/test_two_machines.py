@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from gyre.store.server import PostgresServer
 from gyre.training.client import TrainerClient
 from gyre.training.protocol import Endpoint, TrainerError, TrainerUnavailable
 from tests.cells.bench import Bench
-from tests.cells.machines import Machines, NoMachine, two_machines
+from tests.cells.machines import Machines
 from tests.serving.calls import generate
 from tests.settings import worker_settings
 from workflows import messages as m
@@ -40,16 +40,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 AGENT = [sys.executable, "-m", "workers.cell_agent", "--cell", "c1"]
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 SWITCH = m.CellSwitch("cells-s0", "c1", "a test")
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    with contextlib.ExitStack() as stack:
-        try:
-            found = stack.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
-        yield found
 
 
 @dataclass
@@ -75,6 +65,11 @@ class Apart:
             await self.bench.until(true, 150)
         except AssertionError as error:
             raise AssertionError(f"{error}; its agent's log ends: {end_of(self.log)}") from error
+
+
+def start(argv: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(argv, env=env, stdout=output, stderr=output)
 
 
 def end_of(log: Path) -> str:
@@ -122,22 +117,18 @@ async def apart(machines: Machines, run: RunConfig, tmp_path_factory: pytest.Tem
         central = asyncio.create_task(bench.central.trainer.keep(bench.central.report))
         settings = worker_settings(run, database, there, temporal=address, host=machines.there)
         log, env = there / "agent.log", {**os.environ, **settings.to_env()}
-        with log.open("ab") as output:
-            agent = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-                [*machines.prefix, *AGENT], env=env, stdout=output, stderr=output
-            )
+        apart = Apart(bench, machines, temporal, env, log, start([*machines.prefix, *AGENT], env, log))
         try:
-            apart = Apart(bench, machines, temporal, env, log, agent)
             await asyncio.wait_for(bench.central.trainer.ready.wait(), 150)
             await apart.until(lambda: _is_up(bench))
             yield apart
         finally:
-            agent.send_signal(signal.SIGTERM)
+            apart.agent.send_signal(signal.SIGTERM)
             central.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await central
             bench.central.trainer.stop()
-            assert await asyncio.to_thread(agent.wait, 30) == 0
+            assert await asyncio.to_thread(apart.agent.wait, 30) == 0
 
 
 def _is_up(bench: Bench) -> bool:
@@ -232,3 +223,23 @@ async def test_a_machine_without_the_policy_says_so(apart: Apart, tmp_path: Path
     assert ended.stderr == (
         "gyre: cell c1: policy.path: no folder /no/policy on this machine; have the run's machines share it\n"
     )
+
+
+async def test_of_agents_of_one_cell_on_two_machines_one_stays(apart: Apart, tmp_path: Path) -> None:
+    """Two more at once, here and there, while the first one runs: the last who took the cell has it, the others go."""
+    machines = apart.machines
+    agents = {apart.log: apart.agent}
+    for name, host, prefix in (("here", machines.here, ()), ("there", machines.there, machines.prefix)):
+        folder = tmp_path / name
+        folder.mkdir()
+        env = {**apart.env, "GYRE_HOST": host, "GYRE_DATA": str(folder)}
+        agents[folder / "agent.log"] = start([*prefix, *AGENT], env, folder / "agent.log")
+    await apart.until(lambda: sum(agent.poll() is not None for agent in agents.values()) == 2)
+    [(log, apart.agent)] = [(log, agent) for log, agent in agents.items() if agent.poll() is None]
+    apart.log = log
+    assert "cell c1: taken, epoch 3" in log.read_text() and apart.bench.cell("c1").epoch == 3
+    for other in agents.keys() - {log}:
+        assert agents[other].returncode == 3
+        last = other.read_text().splitlines()[-1]
+        assert last.startswith("gyre: cell 'c1' of run 'cells-s0' was taken by another agent (epoch "), last
+        assert "Traceback" not in other.read_text()

@@ -1,13 +1,15 @@
 """Trainer processes in a tenth of a second: forked from one that has imported what takes seconds.
 
-`python -m tests.cells.zygote SOCKET` forks, for each connection, a child that runs `tests.cells.deadly`; it is told
-{argv, env, output} and says {pid} and at the end {code}, as JSON lines. A `Zygote` stands where the agent has the
-module `subprocess`.
+`python -m tests.cells.zygote SOCKET` forks, for each connection, a child that runs `main()` of a module; it is told
+{module, argv, env, output} and says {pid} and at the end {code}, as JSON lines. A `Zygote` stands where the agent has
+the module `subprocess`. A child whose environment has NETNS lives in that network namespace.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import json
 import os
 import select
@@ -17,11 +19,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from gyre.serving.process import child_setup
+
+NETNS = "GYRE_TEST_NETNS"
+CLONE_NEWNET = 0x40000000
+"""Of <sched.h>."""
 
 
 class Forked:
@@ -59,37 +65,50 @@ class Forked:
                 os.kill(self.pid, number)
 
 
-class Zygote:
-    """The process that forks. `Popen` takes what `subprocess.Popen` takes, as far as the agent gives it."""
+class Forks:
+    """Has the zygote that listens at `at` fork. `Popen` takes what `subprocess.Popen` does of what agents give."""
 
     DEVNULL, STDOUT = subprocess.DEVNULL, subprocess.STDOUT
 
-    def __init__(self, folder: Path) -> None:
-        self._socket = folder / "zygote.sock"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cells.zygote", str(self._socket)], preexec_fn=child_setup()
-        )
+    def __init__(self, at: Path) -> None:
+        self.socket = at
+
+    def lives(self) -> bool:
+        """Whether it may still begin to answer."""
+        return True
 
     def Popen(self, argv: Sequence[str], *, env: dict[str, str], stdout: IO[bytes], **_: Any) -> Forked:
         connection = socket.socket(socket.AF_UNIX)
         end = time.monotonic() + 300
         while True:
             try:
-                connection.connect(str(self._socket))
+                connection.connect(str(self.socket))
                 break
             except OSError:
-                assert self._process.poll() is None and time.monotonic() < end, "the zygote does not answer"
+                assert self.lives() and time.monotonic() < end, "the zygote does not answer"
                 time.sleep(0.05)
-        order = {"argv": list(argv[3:]), "env": env, "output": stdout.name}
+        order = {"module": argv[2], "argv": list(argv[3:]), "env": env, "output": stdout.name}
         connection.sendall(json.dumps(order).encode() + b"\n")
         return Forked(connection)
+
+
+class Zygote(Forks):
+    """The process that forks, and what it is asked through."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "zygote.sock")
+        argv = [sys.executable, "-m", "tests.cells.zygote", str(self.socket)]
+        self._process = subprocess.Popen(argv, preexec_fn=child_setup())
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-def serve(path: Path, run: Callable[[], None]) -> None:
+def serve(path: Path) -> None:
     """Fork for each connection. One thread, so that a fork finds nothing half-done."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -102,7 +121,7 @@ def serve(path: Path, run: Callable[[], None]) -> None:
                 order = json.loads(lines.readline())
             parent = os.getpid()
             if (pid := os.fork()) == 0:
-                become(order, parent, [listener, connection, *children.values()], run)
+                become(order, parent, [listener, connection, *children.values()])
             children[pid] = connection
             connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         while children:
@@ -113,7 +132,7 @@ def serve(path: Path, run: Callable[[], None]) -> None:
                 connection.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
 
 
-def become(order: dict[str, Any], parent: int, inherited: list[socket.socket], run: Callable[[], None]) -> None:
+def become(order: dict[str, Any], parent: int, inherited: list[socket.socket]) -> None:
     """The child: its own session, environment and output, and gone with the zygote."""
     code = 1
     try:
@@ -126,8 +145,10 @@ def become(order: dict[str, Any], parent: int, inherited: list[socket.socket], r
             os.dup2(output, number)
         os.environ.clear()
         os.environ.update(order["env"])
-        sys.argv = ["deadly", *order["argv"]]
-        run()
+        sys.argv = [order["module"], *order["argv"]]
+        if name := os.environ.get(NETNS):
+            enter(name)
+        importlib.import_module(order["module"]).main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -138,9 +159,14 @@ def become(order: dict[str, Any], parent: int, inherited: list[socket.socket], r
         os._exit(code)
 
 
-def die_with(parent: int) -> None:
-    import ctypes
+def enter(namespace: str) -> None:
+    """Live in this network namespace of `ip netns`, and so do what it starts."""
+    with open(f"/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
 
+
+def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(127)
@@ -152,7 +178,7 @@ if __name__ == "__main__":
     import gyre.training.ranks
     import gyre.training.replica  # noqa: F401
     import workers.trainer  # noqa: F401
-    from tests.cells import deadly
+    from tests.cells import deadly  # noqa: F401
 
     torch.set_num_threads(1)
-    serve(Path(sys.argv[1]), deadly.main)
+    serve(Path(sys.argv[1]))
