@@ -27,6 +27,7 @@ from gyre.store.queries.groups import TaskRef, create_groups, create_rollouts
 from gyre.store.queries.runs import create_run
 from gyre.store.queries.steps import open_step
 from gyre.store.tokens import unpack_ids
+from tests.clients import openai_client
 from tests.gateway.markov import write_policy
 from tests.gateway.stand_in import StandIn
 
@@ -131,7 +132,7 @@ class World:
 
     def client(self, member: int = 0, **options: Any) -> openai.AsyncOpenAI:
         url = f"{self.served.url}/r/{self.tokens[member]}/v1"
-        return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=options.pop("max_retries", 0), **options)
+        return openai_client(url, **options)
 
     def calls(self, member: int = 0) -> list[Call]:
         with transaction(self.db) as s:
@@ -154,7 +155,7 @@ class World:
         self.served = Served(self.run, self.database)
         await self.served.start()
 
-    async def until(self, condition: Any, timeout_s: float = 30.0) -> None:
+    async def until(self, condition: Any, timeout_s: float = 60.0) -> None:
         """Wait until `condition()` holds."""
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - what is awaited is in another process

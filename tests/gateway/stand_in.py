@@ -16,12 +16,16 @@ MADE = tokenizer()
 
 class StandIn:
     """`/generate` and `/abort_request` of SGLang. Every answer is `text`, `delay` seconds before its first token and
-    `step` before each; a prompt that holds its beginning already gets the rest. After `silent_after` tokens of a
-    request nothing more comes; after `hold_after`, nothing until it is aborted.
+    `step` before each; a prompt that holds its beginning already gets the rest. While `gate` is not set, none begins.
+    After `silent_after` tokens of an answer nothing more comes; after `hold_after` of a request, nothing until it is
+    aborted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
         self.text = "done"
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.delay = 0.0
         self.step = 0.0
         self.silent_after: int | None = None
@@ -38,9 +42,9 @@ class StandIn:
         app.router.add_post("/abort_request", self._abort)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, self._host, 0)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://{self._host}:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -57,10 +61,11 @@ class StandIn:
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(http)
         try:
+            await self.gate.wait()
             await self._wait(stop, self.delay)
             given = 0
             while given < len(ids) and not stop.is_set():
-                if self.silent_after is not None and given >= self.silent_after:
+                if self.silent_after is not None and done + given >= self.silent_after:
                     await stop.wait()
                     return answer
                 if given == self.hold_after:

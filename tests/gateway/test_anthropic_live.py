@@ -7,10 +7,10 @@ import itertools
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
 from gyre.gateway import app as app_module
+from tests.clients import anthropic_client, http_client
 from tests.gateway.conftest import World
 from tests.scripted.engine import ScriptedEngine
 from tests.scripted.fixtures import MakeWorld
@@ -25,7 +25,7 @@ BASH: Any = {
 
 def client(world: World, member: int = 0, **options: Any) -> anthropic.AsyncAnthropic:
     url = f"{world.served.url}/r/{world.tokens[member]}"
-    return anthropic.AsyncAnthropic(**{"base_url": url, "api_key": "none", "max_retries": 0, **options})
+    return anthropic_client(**{"base_url": url, "api_key": "none", **options})
 
 
 async def ask(world: World, messages: Any, *, stream: bool = False, **more: Any) -> anthropic.types.Message:
@@ -194,7 +194,7 @@ async def test_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.until(lambda: not world.served.gateway.calls.sessions)
     with pytest.raises(anthropic.PermissionDeniedError, match=r"is over \(scoring\)"):
         await ask(world, messages)
-    async with httpx.AsyncClient(base_url=world.served.url) as http:
+    async with http_client(world.served.url) as http:
         answer = await http.post("/nowhere", headers={"anthropic-version": "2023-06-01"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
         body = b'{"model": "policy", '
@@ -206,14 +206,14 @@ async def test_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_token_as_key(world: World, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     for variable in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
-    made = anthropic.AsyncAnthropic(base_url=world.served.url, max_retries=0, **{key: world.tokens[0]})  # type: ignore[arg-type]
+    made = anthropic_client(world.served.url, **{key: world.tokens[0]})
     async with made:
         [model] = (await made.models.list()).data
         assert (model.id, model.type) == ("policy", "model")
         assert (await made.models.retrieve("policy")).id == "policy"
         with pytest.raises(anthropic.NotFoundError):
             await made.models.retrieve("claude-opus-5")
-    async with httpx.AsyncClient(base_url=f"{world.served.url}/r/{world.tokens[0]}") as http:
+    async with http_client(f"{world.served.url}/r/{world.tokens[0]}") as http:
         assert (await http.head("/api/hello")).status_code == 200
         assert (await http.get("/api/hello")).status_code == 200
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -15,6 +14,7 @@ from gyre.store.call_writer import CallWriter
 from gyre.store.db import transaction
 from gyre.store.gateway_queries import CallWrite
 from gyre.store.models import Run
+from tests.clients import http_client, openai_client
 from tests.gateway.conftest import CONTEXT, World
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -25,7 +25,7 @@ async def create(client: openai.AsyncOpenAI, **change: Any) -> Any:
 
 
 async def test_unknown_token(world: World) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{world.served.url}/r/guess/v1", api_key="x", max_retries=0)
+    client = openai_client(f"{world.served.url}/r/guess/v1")
     with pytest.raises(openai.AuthenticationError, match="No rollout has this token"):
         await create(client)
     with pytest.raises(openai.AuthenticationError):
@@ -33,14 +33,14 @@ async def test_unknown_token(world: World) -> None:
 
 
 async def test_no_token_at_all(world: World) -> None:
-    async with httpx.AsyncClient(base_url=world.served.url) as http:
+    async with http_client(world.served.url) as http:
         answer = await http.post("/v1/chat/completions", json={})
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
         assert (await http.get("/nowhere")).json()["error"]["message"].startswith("Unknown path")
 
 
 async def test_the_token_as_api_key(world: World) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{world.served.url}/v1", api_key=world.tokens[0], max_retries=0)
+    client = openai_client(f"{world.served.url}/v1", world.tokens[0])
     assert [m.id async for m in client.models.list()] == ["policy"]
     with pytest.raises(openai.NotFoundError, match="does not exist") as caught:
         await create(client, model="gpt-4o")
@@ -84,7 +84,7 @@ async def test_a_bad_request_names_its_field(world: World) -> None:
     with pytest.raises(openai.BadRequestError, match="one call samples one answer") as caught:
         await create(world.client(), n=2)
     assert caught.value.param == "n"
-    async with httpx.AsyncClient() as http:
+    async with http_client() as http:
         answer = await http.post(f"{world.served.url}/r/{world.tokens[0]}/v1/chat/completions", content=b"{nope")
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -161,13 +161,14 @@ async def test_a_commit_whose_answer_was_lost_is_written_again_without_harm(
 
 async def test_health_metrics_and_cells(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr(app_module, "CELLS_POLL_S", 600.0)  # what comes, comes by NOTIFY
+    world.cell("c1", routable=False)
     await world.restart()
-    await asyncio.sleep(0.2)
+    await world.until(lambda: len(world.served.gateway.router.view()) == 1)  # it has looked once, and listens
     world.cell(engine_url="http://127.0.0.1:9", engine_incarnation="i")
-    await world.until(lambda: len(world.served.gateway.router.view()) == 1)
-    async with httpx.AsyncClient(base_url=world.served.url) as http:
+    await world.until(lambda: len(world.served.gateway.router.view()) == 2)
+    async with http_client(world.served.url) as http:
         assert (await http.get("/health")).json()["status"] == "ok"
-        [cell] = (await http.get("/admin/cells")).json()["cells"]
+        [cell, _] = sorted((await http.get("/admin/cells")).json()["cells"], key=lambda c: c["name"])
         assert "127.0.0.1:9" not in str(cell), "an agent that asks learns no engine's address"
         assert (cell["name"], cell["routable"], cell["version"], cell["running"]) == ("c0", True, 3, 0)
         assert "gyre_gateway_running 0.0" in (await http.get("/metrics")).text
@@ -187,6 +188,6 @@ async def test_a_stream_shows_signs_of_life_before_its_answer(world: World, monk
     monkeypatch.setattr(app_module, "PING_S", 0.1)
     url = f"{world.served.url}/r/{world.tokens[0]}/v1/chat/completions"
     body = json.dumps({"model": "policy", "messages": HELLO, "stream": True})
-    async with httpx.AsyncClient() as http, http.stream("POST", url, content=body) as answer:
+    async with http_client() as http, http.stream("POST", url, content=body) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         assert await anext(answer.aiter_bytes()) == b": working\n\n"

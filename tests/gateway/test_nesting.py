@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
 from gyre.gateway.messages import DEEPEST, Message, ToolCall, argument_value, difference, too_deep
 from gyre.gateway.policy import Policy
+from tests.clients import http_client
 from tests.gateway.conftest import BASH, World
 from tests.gateway.paper import ids
 from tests.gateway.stand_in import StandIn
@@ -53,7 +53,7 @@ async def test_a_request(world: World, stand_in: StandIn, path: str) -> None:
         body |= {"messages": said, "tools": [{"name": "f", "input_schema": deep}]}
     else:
         body |= {"input": said, "tools": [{"type": "function", "name": "f", "parameters": deep}]}
-    async with httpx.AsyncClient() as http:
+    async with http_client() as http:
         url = f"{world.served.url}/r/{world.tokens[0]}/v1/{path}"
         answer = await http.post(url, content=json.dumps(body))
     assert answer.status_code == 400
@@ -65,7 +65,7 @@ async def test_a_request_that_cannot_be_read(world: World, monkeypatch: pytest.M
         raise RecursionError("deep")
 
     monkeypatch.setattr(type(world.served.gateway.dialect), "normalise", broken)
-    async with httpx.AsyncClient() as http:
+    async with http_client() as http:
         url = f"{world.served.url}/r/{world.tokens[0]}/v1/messages"
         said = [{"role": "user", "content": "x"}]
         answer = await http.post(url, json={"model": "policy", "max_tokens": 9, "messages": said})

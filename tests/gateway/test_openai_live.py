@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from gyre.gateway.openai_responses import SUMMARY_PREFIX
+from tests.clients import http_client, openai_client
 from tests.gateway.conftest import BASH, World
 from tests.scripted.engine import ScriptedEngine
 from tests.scripted.fixtures import MakeWorld
@@ -155,7 +156,7 @@ async def test_compaction(scripted_world: MakeWorld, scripted_engine: ScriptedEn
 
 async def test_errors_of_responses(world: World) -> None:
     url = f"{world.served.url}/r"
-    stranger = openai.AsyncOpenAI(base_url=f"{url}/guess/v1", api_key="x", max_retries=0)
+    stranger = openai_client(f"{url}/guess/v1")
     with pytest.raises(openai.AuthenticationError, match="No rollout has this token"):
         await stranger.responses.create(model="policy", input="hi")
     client = world.client()
@@ -170,7 +171,7 @@ async def test_errors_of_responses(world: World) -> None:
         await client.responses.create(model="policy", input="hi", previous_response_id="resp_1")
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve("resp_1")
-    async with httpx.AsyncClient() as http:
+    async with http_client() as http:
         answer = await http.post(f"{url}/{world.tokens[0]}/v1/responses", content=b"{nope")
         assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     world.rollout(state="scoring")

@@ -91,13 +91,17 @@ async def test_one_bad_row_fails_alone_and_the_writer_goes_on(postgres: Postgres
     await writer.stop()
 
 
-async def test_a_beginning_waits_for_company_and_an_end_does_not(postgres: Postgres) -> None:
+async def test_a_beginning_waits_for_company_and_an_end_does_not(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = recorder()
+    monkeypatch.setattr(module, "COMPANY_S", 600.0)
     writer.start()
     began = writer.post(CallWrite(1))
-    await asyncio.sleep(module.COMPANY_S / 4)
+    await asyncio.sleep(0.05)
     assert not began.done()
-    await writer.write(CallWrite(2, end={}))
+    await asyncio.wait_for(writer.write(CallWrite(2, end={})), 30)
     assert began.done() and postgres.written == [1, 2]
+    monkeypatch.setattr(module, "COMPANY_S", 0.05)
     await asyncio.wait_for(writer.post(CallWrite(3)), 30)  # nobody came
     await writer.stop()

@@ -9,7 +9,6 @@ import asyncio
 import random
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -18,6 +17,7 @@ from gyre.gateway.errors import GatewayError
 from gyre.gateway.nodes import Node
 from gyre.gateway.session import Session
 from gyre.store.gateway_queries import CallWrite
+from tests.clients import http_client
 from tests.gateway.conftest import BASH, World
 from tests.gateway.stand_in import MADE, StandIn
 
@@ -157,10 +157,13 @@ async def test_calls_that_run_while_the_tree_is_read_anew_go_on(world: World, st
 
 async def test_parallel_calls_that_share_a_prompt_all_fit(world: World, stand_in: StandIn) -> None:
     """Each is planned before any of them is recorded, and each cuts what the one before has stored."""
-    stand_in.delay = 0.2
+    stand_in.gate.clear()
     asked = [[SYSTEM, {"role": "user", "content": f"{i}" * (30 + i)}] for i in range(8)]
     asked += [[SYSTEM, {"role": "user", "content": "7" * (30 + i)}] for i in range(4)]
-    await asyncio.gather(*(ask(world, messages) for messages in asked))
+    asking = [asyncio.create_task(ask(world, messages)) for messages in asked]
+    await world.until(lambda: len(stand_in.running) == 8 and world.served.gateway.router.waiting == 4)
+    stand_in.gate.set()
+    await asyncio.gather(*asking)
     calls = world.calls()
     assert len({tuple(world.path(c.leaf_id)) for c in calls}) == len(calls)
     assert sorted(world.path(c.leaf_id)[: c.prompt_tokens] for c in calls) == sorted(stand_in.prompts)
@@ -189,7 +192,7 @@ async def test_rollouts_share_nothing(world: World, stand_in: StandIn) -> None:
     [theirs] = world.calls(1)
     assert (theirs.fork_reason, theirs.parent_call_id) == ("root", None)
     assert {s[0] for s in spans(session_of(world))} & {s[0] for s in spans(session_of(world, 1))} == set()
-    async with httpx.AsyncClient(base_url=world.served.url) as http:
+    async with http_client(world.served.url) as http:
         for path in (
             "",
             "/v1",

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -15,6 +14,7 @@ from gyre.config import RunConfig
 from gyre.config.run import StackConfig
 from gyre.gateway.errors import GatewayError
 from gyre.gateway.sharding import Shard, shard_of, url_of
+from tests.clients import http_client, openai_client
 from tests.gateway.conftest import Served, World
 from tests.gateway.stand_in import StandIn
 from workers.settings import WorkerSettings
@@ -48,14 +48,14 @@ async def test_the_wrong_process_says_where_to_go(world: World) -> None:
         served = Served(world.run, world.database, shard=Shard(index, ("http://first", "http://second")))
         await served.start()
         base = f"{served.url}/r/{world.tokens[0]}/v1"
-        client = openai.AsyncOpenAI(base_url=base, api_key="x", max_retries=0)
+        client = openai_client(base)
         if index == mine:
             assert [m.id async for m in client.models.list()] == ["policy"]
         else:
             with pytest.raises(openai.APIStatusError, match="calls go to http") as caught:
                 await client.models.list()
             assert caught.value.status_code == 421
-            async with httpx.AsyncClient() as http:
+            async with http_client() as http:
                 answer = await http.post(f"{base}/messages", json={}, headers={"anthropic-version": "2023-06-01"})
             assert (answer.status_code, answer.json()["error"]["type"]) == (421, "invalid_request_error")
         await served.stop()
@@ -96,7 +96,7 @@ async def test_a_rolling_restart(world: World, stand_in: StandIn) -> None:
         for member, history in enumerate(histories):
             token = world.tokens[member]
             base = f"{processes[shard_of(token, 2)].url}/r/{token}/v1"
-            async with openai.AsyncOpenAI(base_url=base, api_key="x", max_retries=0) as client:
+            async with openai_client(base) as client:
                 answer = await client.chat.completions.create(model="policy", messages=history)
             said = answer.choices[0].message.content
             history += [{"role": "assistant", "content": said}, {"role": "user", "content": f"on {step}"}]

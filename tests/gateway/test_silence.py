@@ -6,11 +6,11 @@ import asyncio
 import random
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from gyre.store.tokens import unpack_ids
+from tests.clients import http_client
 from tests.gateway.conftest import World
 from tests.gateway.markov import tokenizer
 from tests.gateway.stand_in import StandIn
@@ -39,24 +39,30 @@ def seamless(world: World, member: int = 0) -> None:
 @pytest.mark.parametrize("silent_after", [0, 1, 7, len(WHOLE) - 1])
 async def test_an_engine_that_takes_a_request_and_never_answers(world: World, silent_after: int) -> None:
     """Case 7: before the first token, in the middle, before the last."""
+    engines = world.served.gateway.calls.engines
+    generate = engines.generate
     async with StandIn() as silent, StandIn() as other:
+
+        def impatient_with_one(url: str, request: Any) -> Any:
+            engines.silence_s = 0.5 if url == silent.url else 60.0
+            return generate(url, request)
+
+        engines.generate = impatient_with_one  # type: ignore[method-assign]
         silent.text = other.text = ALPHABET
         silent.silent_after = silent_after
         world.cell("c0", engine_url=silent.url, engine_incarnation="a")
         await world.until(lambda: len(world.served.gateway.router.view()) == 1)
-        world.served.gateway.calls.engines.silence_s = 0.5
         call = asyncio.create_task(ask(world))
         await world.until(lambda: bool(silent.prompts))
+        # It is asked again with all that it gave: then its silence was noticed.
+        whole = silent.prompts[0] + WHOLE[:silent_after]
+        await world.until(lambda: whole in silent.prompts[1:])
         world.cell("c1", engine_url=other.url, engine_incarnation="b")
         assert await call == ALPHABET
         seamless(world)
         assert set(world.calls()[0].cells) == {"c0", "c1"}
         await world.until(lambda: bool(silent.aborted))
-        first = silent.prompts[0]
-        for prompt in other.prompts:
-            kept = len(prompt) - len(first)
-            assert kept >= silent_after
-            assert prompt == first + WHOLE[:kept], "what came before the silence is kept"
+        assert other.prompts == [whole], "what came before the silence is kept"
 
 
 async def test_a_client_that_leaves_and_one_that_does_not(world: World, stand_in: StandIn) -> None:
@@ -68,9 +74,9 @@ async def test_a_client_that_leaves_and_one_that_does_not(world: World, stand_in
     for stream in (False, True):
         body = {"model": "policy", "messages": [*ASK, {"role": "user", "content": f"{stream}"}], "stream": stream}
         before = len(stand_in.aborted)
-        async with httpx.AsyncClient() as http:
+        async with http_client() as http:
             url = f"{world.served.url}/r/{world.tokens[0]}/v1/chat/completions"
-            post = asyncio.create_task(http.post(url, json=body, timeout=60))
+            post = asyncio.create_task(http.post(url, json=body))
             await world.until(lambda: len(stand_in.running) == 1)
             post.cancel()
         await world.until(lambda n=before: len(stand_in.aborted) > n, timeout_s=20)
@@ -132,8 +138,11 @@ async def test_sixteen_rollouts_while_cells_switch_and_weights_move(world: World
 
 async def test_a_retry_beside_its_first_call(world: World, stand_in: StandIn) -> None:
     """The same bytes are one call until they are delivered, then another sample."""
-    stand_in.delay = 2.0  # long enough for both to arrive on any machine
-    first, second = await asyncio.gather(ask(world), ask(world))
+    stand_in.gate.clear()
+    both = [asyncio.create_task(ask(world)) for _ in range(2)]
+    await world.until(lambda: "gyre_gateway_joined_total 1.0" in world.served.gateway.metrics.text().decode())
+    stand_in.gate.set()
+    first, second = await asyncio.gather(*both)
     assert first == second
     assert len(world.calls()) == 1
     await ask(world)

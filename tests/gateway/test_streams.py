@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
@@ -13,6 +12,7 @@ from gyre.gateway import anthropic_messages, openai_chat, openai_responses
 from gyre.gateway import app as app_module
 from gyre.gateway.wire import WireFormat
 from gyre.store.tokens import unpack_ids
+from tests.clients import http_client
 from tests.gateway.conftest import World
 from tests.gateway.stand_in import StandIn
 from tests.gateway.test_silence import ALPHABET, ASK, WHOLE
@@ -44,7 +44,7 @@ async def test_a_cell_leaves_in_the_middle_of_a_stream(world: World, monkeypatch
     async def stream() -> int:
         url = f"{world.served.url}/r/{world.tokens[0]}/v1/{api}"
         body = {"model": "policy", "stream": True, **asked}
-        async with httpx.AsyncClient(timeout=60) as http, http.stream("POST", url, json=body) as answer:
+        async with http_client() as http, http.stream("POST", url, json=body) as answer:
             async for piece in answer.aiter_bytes():
                 got.extend(piece)
             return answer.status_code

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from sqlalchemy import select
 
@@ -18,9 +17,10 @@ from gyre.gateway.sharding import shard_of
 from gyre.ports import free_port
 from gyre.store.db import transaction
 from gyre.store.models import Node
+from tests.clients import http_client, openai_client
 from tests.gateway.conftest import World
 from tests.gateway.stand_in import MADE, StandIn
-from tests.scripted.faults import GatewayProcess
+from tests.scripted.gateway import GatewayProcess
 
 KILLS = (0, 1, 0)
 TEXT = "what was found, word by word"
@@ -52,7 +52,7 @@ async def test_each_is_killed_while_the_other_serves(
 
     async def turn(member: int, retries: int = 0) -> None:
         base, history = f"{processes[member % 2].url}/r/{world.tokens[member]}/v1", histories[member]
-        async with openai.AsyncOpenAI(base_url=base, api_key="x", max_retries=retries) as client:
+        async with openai_client(base, max_retries=retries) as client:
             answer = await client.chat.completions.create(model="policy", messages=history)
         said = answer.choices[0].message.content
         assert said == TEXT
@@ -117,11 +117,11 @@ async def test_together_they_give_a_cell_what_fits_it(
 
 
 async def _until(process: GatewayProcess, path: str, true: Callable[[Any], bool]) -> None:
-    async with asyncio.timeout(60), httpx.AsyncClient(base_url=process.url) as http:
+    async with asyncio.timeout(60), http_client(process.url) as http:
         while not true((await http.get(path)).json()):  # noqa: ASYNC110 - what is awaited is in another process
             await asyncio.sleep(0.02)
 
 
 async def _post(url: str, body: dict[str, Any]) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client() as http:
         return await http.post(url, json=body)

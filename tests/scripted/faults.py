@@ -7,22 +7,18 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 from sqlalchemy import func, select
 
-from gyre.ports import free_port
 from gyre.serving.client import EngineClient, EngineError
 from gyre.store.db import transaction
 from gyre.store.models import Call
+from tests.clients import http_client
 from tests.scripted.engine import ScriptedEngine
-from tests.settings import worker_settings
+from tests.scripted.gateway import GatewayProcess
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import World
@@ -30,42 +26,6 @@ if TYPE_CHECKING:
 # Seconds that a cell is away, or hangs: from, to. A hang is longer than the gateway's patience with silence.
 AWAY_S = (0.2, 1.5)
 HANG_S = (3.0, 4.0)
-
-
-class GatewayProcess:
-    """`python -m workers.gateway` on a port that stays its own; number `index` of `urls`, where there are several."""
-
-    def __init__(self, world: World, folder: Path, urls: Sequence[str] = (), index: int = 0) -> None:
-        folder.mkdir(parents=True)
-        urls = urls or [f"http://127.0.0.1:{free_port()}"]
-        self.url = urls[index]
-        settings = worker_settings(world.run, world.database, folder, gateway=",".join(urls))
-        self._argv = [sys.executable, "-m", "workers.gateway", "--index", str(index)]
-        self._env = {**os.environ, **settings.to_env()}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    async def start(self) -> None:
-        """Start it, and wait until it answers."""
-        self._process = subprocess.Popen(self._argv, env=self._env)  # noqa: ASYNC220
-        async with asyncio.timeout(120), httpx.AsyncClient() as http:
-            while True:
-                assert self._process.poll() is None, "the gateway ended"
-                with contextlib.suppress(httpx.TransportError):
-                    await http.get(f"{self.url}/health")
-                    return
-                await asyncio.sleep(0.1)
-
-    async def end(self) -> None:
-        """Ask it to end, as a rolling restart does, and wait."""
-        assert self._process is not None
-        self._process.terminate()
-        await asyncio.to_thread(self._process.wait, 60)
-
-    async def stop(self) -> None:
-        """kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 class Faults:
@@ -112,7 +72,7 @@ class Faults:
 
     async def _until_busy(self) -> None:
         """Wait until a cell has a call; the gateway may be away."""
-        async with httpx.AsyncClient(base_url=self._gateway.url) as http:
+        async with http_client(self._gateway.url) as http:
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     cells = (await http.get("/admin/cells")).json()["cells"]

@@ -6,11 +6,11 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tests.clients import http_client
 from tests.gateway.conftest import BASH
 from tests.scripted.engine import ScriptedEngine
 from tests.scripted.fixtures import MakeWorld
@@ -26,7 +26,7 @@ def tokenizer(scripted_policy: Any) -> Tokenizer:
 async def generate(engine: ScriptedEngine, ids: list[int], **sampling: Any) -> list[int]:
     parameters = {"max_new_tokens": 300, "stop_token_ids": [2], "no_stop_trim": True, "skip_special_tokens": False}
     body = {"input_ids": ids, "sampling_params": {**parameters, **sampling}}
-    async with httpx.AsyncClient(timeout=120) as http:
+    async with http_client() as http:
         answer = await http.post(f"{engine.url}/generate", json=body)
     out: list[int] = answer.json()["output_ids"]
     return out

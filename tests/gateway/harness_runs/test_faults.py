@@ -16,8 +16,9 @@ from gyre.harness.base import HarnessError
 from tests.gateway.harness_runs.invariants import check
 from tests.gateway.harness_runs.run_harness import HarnessRun, prepare, run_harness
 from tests.scripted.engine import ScriptedEngine
-from tests.scripted.faults import Faults, GatewayProcess
+from tests.scripted.faults import Faults
 from tests.scripted.fixtures import MakeWorld
+from tests.scripted.gateway import GatewayProcess
 from tests.scripted.proof import prove
 
 CALLS = 100

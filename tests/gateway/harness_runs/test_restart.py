@@ -12,8 +12,8 @@ from gyre.harness.base import HarnessError
 from tests.gateway.harness_runs.invariants import check
 from tests.gateway.harness_runs.run_harness import run_harness
 from tests.scripted.engine import ScriptedEngine
-from tests.scripted.faults import GatewayProcess
 from tests.scripted.fixtures import MakeWorld
+from tests.scripted.gateway import GatewayProcess
 
 STEPS = 8
 TOOLS: dict[str, Any] = {
