@@ -51,9 +51,10 @@ RUNNING, TERMINATED = WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.T
 async def test_what_ends_a_harness(
     why: Details, found: WorkflowExecutionStatus | RPCStatusCode, for_good: bool
 ) -> None:
-    environment = ActivityEnvironment(client=cast(Client, Asked(found)))
+    environment, waits = ActivityEnvironment(client=cast(Client, Asked(found))), asyncio.Event()
 
     async def wait() -> bool:
+        waits.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -61,6 +62,6 @@ async def test_what_ends_a_harness(
         return False
 
     running = asyncio.create_task(environment.run(wait))
-    await asyncio.sleep(0.01)
+    await waits.wait()
     environment.cancel(why)
     assert await running is for_good

@@ -125,7 +125,7 @@ def test_a_layout_that_does_not_fit_the_policy_ends_the_process_with_one_clear_l
     broken = world.config.model_copy(update={"cells": cells})
     processes.settings.run_config.write_text(broken.model_dump_json())
     processes.start("workers.trainer")
-    assert processes.running[0].wait(120) == 2
+    assert processes.running[0].wait(300) == 2
     said = (tmp_path / "alpha-0.log").read_text()
     expected = "layout.tensor_parallel = 3: must divide the policy's num_attention_heads, 4"
     assert said == f"gyre: cell alpha: {expected}\n"

@@ -50,7 +50,7 @@ def test_a_rank_that_ends_while_a_process_that_it_forked_lives_on(tmp_path: Path
     rank = f"import os, time\npid = os.fork()\nif pid:\n    open({str(note)!r}, 'w').write(str(pid))\n    os._exit(7)\n"
     process, heard = start_rank([sys.executable, "-c", rank + "time.sleep(600)"], os.environ, lambda: None)
     try:
-        assert end_of(process, heard, every_s=0.5, silent_s=15) == "ended with code 7"
+        assert end_of(process, heard, every_s=0.5, silent_s=300) == "ended with code 7"
     finally:
         os.kill(int(note.read_text()), signal.SIGKILL)
         os.close(heard)

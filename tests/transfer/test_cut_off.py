@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.transfer import PublisherGone, mooncake, open_puller
+from gyre.transfer import PublisherGone, mooncake, open_puller, sockets
 from tests.transfer.network import second_machine
 from tests.transfer.test_transfer import BACKENDS, Publisher, assert_untorn, interrupt, publisher_process, refused
 
@@ -25,11 +25,19 @@ def until(true: Callable[[], bool], limit_s: float = 120) -> None:
         time.sleep(0.2)
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pull takes two seconds of silence for the end, not ten."""
+    monkeypatch.setattr(mooncake, "SILENCE_S", 2.0)
+    monkeypatch.setattr(sockets, "TIMEOUT_S", 2.0)
+
+
 def all_given_back() -> bool:
     mooncake._give_back_late()
     return not mooncake._late
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_packets_are_dropped_in_the_middle_of_a_pull(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with second_machine() as there, publisher_process(backend, 48, there.host, there.within) as publisher:
@@ -44,6 +52,7 @@ def test_packets_are_dropped_in_the_middle_of_a_pull(backend: str, monkeypatch: 
         goes_on(puller, publisher)
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_publisher_stops_in_the_middle_of_a_pull(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had been asked for, it sends when it wakes up: into memory that nobody else has yet."""
