@@ -7,9 +7,14 @@ import contextlib
 from typing import Self
 from urllib.parse import urlsplit
 
+from gyre.ports import free_port
+
 
 class Proxy:
-    """Forwards to one address. `hold_after`: bytes of answers after which nothing more comes, ever; None: all comes."""
+    """Forwards to one address. `hold_after`: bytes of an answer after which nothing more comes, ever; None: all comes.
+
+    It is asked once a connection.
+    """
 
     def __init__(self, target: str, hold_after: int | None = None) -> None:
         parts = urlsplit(target)
@@ -17,10 +22,12 @@ class Proxy:
         self._scheme = parts.scheme
         self.hold_after = hold_after
         self.held = asyncio.Event()
+        self.most = 0
+        """Bytes of the longest answer so far, of one connection."""
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self.port = 0
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -36,7 +43,6 @@ class Proxy:
     async def up(self) -> None:
         """Listen, on the same port as before."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def down(self) -> None:
         """Stop listening and cut every connection."""
@@ -54,7 +60,7 @@ class Proxy:
         try:
             there, back = await asyncio.open_connection(*self._target)
             self._open |= {writer, back}
-            await asyncio.gather(self._pump(reader, back, None), self._pump(there, writer, self.hold_after))
+            await asyncio.gather(self._pump(reader, back), self._answer(there, writer, self.hold_after))
         except (OSError, asyncio.CancelledError):
             pass
         finally:
@@ -62,7 +68,15 @@ class Proxy:
             for w in (writer,):
                 w.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hold_after: int | None) -> None:
+    @staticmethod
+    async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+        with contextlib.suppress(OSError):
+            sink.write_eof()
+
+    async def _answer(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hold_after: int | None) -> None:
         seen = 0
         while data := await source.read(65536):
             seen += len(data)
@@ -71,5 +85,6 @@ class Proxy:
                 continue
             sink.write(data)
             await sink.drain()
+            self.most = max(self.most, seen)
         with contextlib.suppress(OSError):
             sink.write_eof()

@@ -8,17 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from gyre.ports import free_port
 from gyre.serving.launch import EngineProcess
+from tests.clients import http_client, openai_client
 from tests.gateway.conftest import BASH, World
-from tests.gateway.test_conversation_live import START, results
-from tests.gateway.test_unbroken_live import until_running
+from tests.gateway.proxy import Proxy
+from tests.gateway.test_conversation_live import START, ask, results
+from tests.gateway.test_unbroken_live import FIRST_TOKENS
 from tests.settings import worker_settings
 
 
@@ -34,7 +34,7 @@ class Process:
     async def start(self) -> None:
         argv = [sys.executable, "-m", "workers.gateway"]
         self.process = subprocess.Popen(argv, env=self._env)  # noqa: ASYNC220 - returns at once
-        async with asyncio.timeout(120), httpx.AsyncClient() as http:
+        async with asyncio.timeout(120), http_client() as http:
             while True:
                 assert self.process.poll() is None
                 try:
@@ -57,24 +57,24 @@ def process(live: World, tmp_path: Path) -> Iterator[Process]:
 
 
 async def test_kill_9_in_mid_call(live: World, sglang: EngineProcess, process: Process) -> None:
-    await process.start()
-    client = openai.AsyncOpenAI(base_url=f"{process.url}/r/{live.tokens[0]}/v1", api_key="x", max_retries=30)
-
-    async def ask(messages: list[Any]) -> dict[str, Any]:
-        answer = await client.chat.completions.create(model="policy", messages=messages, tools=[BASH])
-        return dict(answer.choices[0].message.model_dump(exclude_none=True))
-
-    first = await ask(START)
+    """The engine's answer is held, so that it does not end before the gateway does."""
+    first, _, _ = await ask(live, START)
     live.rollout(temperature=0.05)
-    await asyncio.sleep(1.5)  # the gateway reads the rollout anew once a second
     history = [*START, first, *results(first)]
-    call = asyncio.create_task(ask(history))
-    await until_running(sglang, 1)
-    await live.until(lambda: len(live.calls()) == 2)
-    process.kill()
-    await process.start()
-    second = await call  # the client's own retry: the harness sees only time
-    assert second["content"].count("ls ") == 398
+    async with Proxy(sglang.url, hold_after=FIRST_TOKENS) as proxy:
+        live.cell(engine_url=proxy.url, engine_incarnation="behind the proxy")
+        await process.start()
+        async with openai_client(f"{process.url}/r/{live.tokens[0]}/v1", max_retries=100) as client:
+            call = asyncio.create_task(
+                client.chat.completions.create(model="policy", messages=history, tools=[BASH])  # type: ignore[arg-type]
+            )
+            await asyncio.wait_for(proxy.held.wait(), 300)
+            await live.until(lambda: len(live.calls()) == 2)
+            proxy.hold_after = None
+            process.kill()
+            await process.start()
+            second = (await call).choices[0].message  # the client's own retry: the harness sees only time
+    assert (second.content or "").count("ls ") == 398
     rows = live.calls()
     assert [c.status for c in rows] == ["complete", "incomplete", "complete"]
     assert rows[1].leaf_id is None

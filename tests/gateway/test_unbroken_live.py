@@ -15,11 +15,14 @@ from gyre.gateway import calls
 from gyre.gateway.session import Session
 from gyre.serving.launch import EngineProcess
 from gyre.store.tokens import unpack_ids
+from tests.clients import http_client
 from tests.gateway.conftest import BASH, Served, World
 from tests.gateway.markov import ids_of, tokenizer
 from tests.gateway.proxy import Proxy
 
 LONG = {"temperature": 0.05}  # the policy's loop never ends at this temperature
+FIRST_TOKENS = 3000
+"""Bytes of a streamed answer that hold a few of its tokens, and far from all."""
 MESSAGES: list[Any] = [{"role": "user", "content": "Go on for long."}]
 
 
@@ -36,16 +39,21 @@ def session_of(world: World, member: int = 0) -> Session:
     return world.served.gateway.calls.sessions[world.tokens[member]]
 
 
-async def running(engine: EngineProcess) -> int:
-    async with httpx.AsyncClient() as http:
-        loads = (await http.get(f"{engine.url}/v1/loads")).json()["loads"]
+async def running(http: httpx.AsyncClient) -> int:
+    loads = (await http.get("/v1/loads")).json()["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-async def until_running(engine: EngineProcess, count: int, timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while await running(engine) != count:  # noqa: ASYNC110 - what is awaited is in another process
+async def until_running(engine: EngineProcess, count: int, timeout_s: float = 300.0) -> None:
+    async with asyncio.timeout(timeout_s), http_client(engine.url) as http:
+        while await running(http) != count:  # noqa: ASYNC110 - what is awaited is in another process
             await asyncio.sleep(0.02)
+
+
+async def go_through(live: World, proxy: Proxy) -> None:
+    """What the gateway asks of c0 goes through the proxy from now on."""
+    live.cell("c0", engine_url=proxy.url, engine_incarnation="behind the proxy")
+    await live.until(lambda: [c["url"] for c in live.served.gateway.router.view()] == [proxy.url])
 
 
 def whole(world: World, cells: list[str]) -> None:
@@ -87,9 +95,10 @@ async def test_no_cell_for_a_while(live: World, sglang: EngineProcess) -> None:
 
 async def test_a_weight_update_in_the_middle_of_a_decode(live: World, sglang: EngineProcess) -> None:
     live.rollout(**LONG)
-    call = ask(live)
-    await until_running(sglang, 1)
-    async with httpx.AsyncClient() as http:
+    async with Proxy(sglang.url) as proxy, http_client() as http:
+        await go_through(live, proxy)
+        call = ask(live)
+        await live.until(lambda: proxy.most > FIRST_TOKENS)
         body = {"new_version": "5", "abort_all_requests": False}
         assert (await http.post(f"{sglang.url}/update_weight_version", json=body)).status_code == 200
         live.cell("c0", known=True, serving_version=5)
@@ -105,14 +114,13 @@ async def test_a_weight_update_in_the_middle_of_a_decode(live: World, sglang: En
 
 async def test_an_engine_that_falls_silent(live: World, sglang: EngineProcess) -> None:
     live.rollout(**LONG)
-    async with Proxy(sglang.url, hold_after=3000) as proxy:
-        live.cell("c0", engine_url=proxy.url, engine_incarnation="behind the proxy")
+    async with Proxy(sglang.url, hold_after=FIRST_TOKENS) as proxy:
+        await go_through(live, proxy)
         gateway = live.served.gateway
-        await live.until(lambda: [c["url"] for c in gateway.router.view()] == [proxy.url])
         gateway.calls.engines.silence_s = 1.0
         call = ask(live)
-        await live.until(lambda: 'reason="silence"' in gateway.metrics.text().decode(), 30.0)
-        assert proxy.held.is_set()
+        await asyncio.wait_for(proxy.held.wait(), 300)
+        await live.until(lambda: 'reason="silence"' in gateway.metrics.text().decode())
         gateway.calls.engines.silence_s = 60.0
         live.cell("c0", known=True, routable=False)
         live.cell("c1", engine_url=sglang.url, engine_incarnation="other")
@@ -122,11 +130,14 @@ async def test_an_engine_that_falls_silent(live: World, sglang: EngineProcess) -
 
 async def test_a_client_that_leaves(live: World, sglang: EngineProcess) -> None:
     live.rollout(**LONG)
-    call = ask(live)
-    await until_running(sglang, 1)
-    call.cancel()
-    await live.until(lambda: [c.status for c in live.calls()] == ["incomplete"])
-    await until_running(sglang, 0)
+    async with Proxy(sglang.url, hold_after=FIRST_TOKENS) as proxy:
+        await go_through(live, proxy)
+        call = ask(live)
+        await asyncio.wait_for(proxy.held.wait(), 300)
+        call.cancel()
+        await live.until(lambda: [c.status for c in live.calls()] == ["incomplete"])
+        await until_running(sglang, 0)
+    live.cell("c0", engine_url=sglang.url, engine_incarnation=sglang.incarnation)
     leaf = live.node(live.calls()[0].leaf_id)
     assert 0 < leaf.length < 400
     # It is on the record, and nothing goes on from it.
@@ -140,10 +151,8 @@ async def test_a_client_that_leaves(live: World, sglang: EngineProcess) -> None:
 async def test_a_stream_that_is_dropped(live: World, sglang: EngineProcess) -> None:
     live.rollout(**LONG)
     body = {"model": "policy", "messages": MESSAGES, "tools": [BASH], "stream": True}
-    async with httpx.AsyncClient() as http:
-        post = asyncio.create_task(
-            http.post(f"{live.served.url}/r/{live.tokens[0]}/v1/chat/completions", json=body, timeout=30)
-        )
+    async with http_client() as http:
+        post = asyncio.create_task(http.post(f"{live.served.url}/r/{live.tokens[0]}/v1/chat/completions", json=body))
         await until_running(sglang, 1)
         post.cancel()
     await live.until(lambda: [c.status for c in live.calls()] == ["incomplete"])
@@ -151,7 +160,12 @@ async def test_a_stream_that_is_dropped(live: World, sglang: EngineProcess) -> N
 
 
 async def test_a_retry_joins_until_it_is_delivered(live: World) -> None:
-    first, second = await asyncio.gather(ask(live), ask(live))
+    live.cell("c0", known=True, routable=False)
+    await live.until(lambda: [c["routable"] for c in live.served.gateway.router.view()] == [False])
+    both = [ask(live), ask(live)]
+    await live.until(lambda: "gyre_gateway_joined_total 1.0" in live.served.gateway.metrics.text().decode())
+    live.cell("c0", known=True, routable=True)
+    first, second = await asyncio.gather(*both)
     assert first == second
     assert len(live.calls()) == 1
     third = await ask(live)
@@ -202,7 +216,7 @@ async def test_postgres_is_away_for_a_moment(live: World, sglang: EngineProcess)
     async with Proxy(live.database) as proxy:
         head, _, name = live.database.rpartition("/")
         user = head.partition("://")[2].rpartition("@")[0]
-        served = Served(live.run, f"postgresql+psycopg://{user}@127.0.0.1:{proxy.port}/{name}", patience_s=60.0)
+        served = Served(live.run, f"postgresql+psycopg://{user}@127.0.0.1:{proxy.port}/{name}", patience_s=600.0)
         await served.start()
         live.served, old = served, live.served
         try:
@@ -232,12 +246,14 @@ async def test_postgres_is_away_for_a_moment(live: World, sglang: EngineProcess)
 async def test_an_engine_that_is_killed(live: World, sglang: EngineProcess, policy_path: Any) -> None:
     """kill -9 in mid-generation, then a restart with newer weights: one answer, in spans of two versions."""
     live.rollout(**LONG)
-    call = ask(live)
-    await until_running(sglang, 1)
     assert sglang.pid is not None
-    await asyncio.sleep(0.2)
-    os.killpg(sglang.pid, signal.SIGKILL)
-    await asyncio.sleep(0.2)
+    async with Proxy(sglang.url, hold_after=FIRST_TOKENS) as proxy:
+        await go_through(live, proxy)
+        call = ask(live)
+        await asyncio.wait_for(proxy.held.wait(), 300)
+        os.killpg(sglang.pid, signal.SIGKILL)
+        gateway = live.served.gateway
+        await live.until(lambda: 'reason="gone"' in gateway.metrics.text().decode())
     assert not call.done()
     sglang.start(policy_path, version=4)
     await sglang.wait_ready()
@@ -245,7 +261,7 @@ async def test_an_engine_that_is_killed(live: World, sglang: EngineProcess, poli
     try:
         await call
     finally:
-        async with httpx.AsyncClient() as http:
+        async with http_client() as http:
             await http.post(
                 f"{sglang.url}/update_weight_version", json={"new_version": "3", "abort_all_requests": False}
             )

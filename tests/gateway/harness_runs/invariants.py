@@ -56,13 +56,14 @@ def check(run: HarnessRun) -> Facts:
     found: set[int] = set()
     paths = {c.id: world.path(c.leaf_id) for c in complete}
     said: list[Item] = []
+    begin = tokenizer.token_to_id("<|im_start|>")
     for call in complete:
         ids = paths[call.id]
         if call.fork_reason is None and call.parent_call_id is not None:
             before = paths[call.parent_call_id]
             assert ids[: len(before)] == before, f"call {call.seq} does not go on from call {call.parent_call_id}"
         prompt = decoded(ids[: call.prompt_tokens], tokenizer)
-        output = decoded(ids, tokenizer).items[-1]
+        output = decoded(ids[_last(ids[: call.prompt_tokens], begin) :], tokenizer).items[-1]
         mine = [i for i, e in enumerate(answered) if e.hash(call.agent) == call.request_hash]
         found.update(mine)
         for exchange in (answered[i] for i in mine):
@@ -74,6 +75,11 @@ def check(run: HarnessRun) -> Facts:
     lost = [e for i, e in enumerate(answered) if e.whole and i not in found]
     assert not lost, f"no complete call has the answer {bytes(lost[0].answer)[:500]!r}"
     return _facts(run, calls)
+
+
+def _last(ids: list[int], wanted: int) -> int:
+    """Where the last of it stands."""
+    return len(ids) - 1 - ids[::-1].index(wanted)
 
 
 def _reader(exchange: Exchange) -> str | None:

@@ -108,11 +108,22 @@ async def test_thirty_turns(
     assert not (run.workspace / "late.txt").exists()
 
 
+def until(file: str) -> str:
+    """A shell's wait for a file of the workspace."""
+    return f"for i in $(seq 900); do [ -e {file} ] && break; sleep 0.1; done"
+
+
 def parts(engine: ScriptedEngine) -> list[str]:
-    """Markers of three sub-agents' scripts: a few steps each, a file at the end, and a result."""
+    """Markers of three sub-agents' scripts: a few steps each, a file at the end, and a result. Neither of the first
+    two makes its third call before the other has made its first."""
 
     def part(name: str) -> str:
-        commands = ["seq 0 40; sleep 0.3", "seq 1 40; sleep 0.3", f"seq 2 40; touch {name}.done"]
+        other = {"a": "b", "b": "a", "c": "c"}[name]
+        commands = [
+            f"seq 0 40; touch {name}.begun",
+            f"{until(f'{other}.begun')}; seq 1 40",
+            f"seq 2 40; touch {name}.done",
+        ]
         steps = [{"think": f"s{i}", "text": f"Part {i}.", "tools": [bash(c)]} for i, c in enumerate(commands)]
         return engine.script(steps, final={"text": f"Result {name}."})
 
@@ -122,7 +133,7 @@ def parts(engine: ScriptedEngine) -> list[str]:
 def work(subs: list[str], turns: int) -> list[dict[str, Any]]:
     """Two sub-agents at once, one in the background, then turns that fill the context; one waits for the background."""
     commands = ["seq 1 900"] * turns
-    commands[2] = "for i in $(seq 900); do [ -e c.done ] && break; sleep 0.1; done; seq 1 900"
+    commands[2] = f"{until('c.done')}; seq 1 900"
     return [
         {"think": "Spawn.", "text": "Two at once.", "tools": [agent(subs[0]), agent(subs[1])]},
         {"think": "Behind.", "tools": [agent(subs[2], run_in_background=True)]},
