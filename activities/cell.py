@@ -122,13 +122,15 @@ class CellActivities:
 
     async def _push(self) -> None:
         """Hand everything to central; wait for a central that is being restarted, and try a failed transfer again."""
-        refusals = 0
+        refusals, waits_for = 0, ""
         while True:
             try:
                 await push_held(self._site)
                 return
             except TrainerUnavailable as error:
-                log.warning("the push waits for a trainer: %s", error)
+                if str(error) != waits_for:
+                    log.warning("the push waits for a trainer: %s", error)
+                waits_for = str(error)
             except TrainerError as error:
                 refusals += 1
                 await judge(self._site, error, refusals)

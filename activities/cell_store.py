@@ -52,6 +52,8 @@ class CellStore:
         """The epoch in which this agent has the cell; 0: it has not taken it."""
         self._fenced: FencedError | None = None
         self._knows = asyncio.Event()
+        self._away = False
+        """Whether the database does not answer."""
 
     async def take(self, *, central: bool, max_running: int) -> int:
         """Become the cell's agent: from now on nobody else can commit for it. The epoch."""
@@ -101,12 +103,19 @@ class CellStore:
         pause = 0.1
         while True:
             try:
-                return await asyncio.to_thread(self._once, work)
+                found = await asyncio.to_thread(self._once, work)
             except DBAPIError as error:
                 lost = isinstance(error, OperationalError) or error.connection_invalidated
                 if not lost or time.monotonic() > deadline:
                     raise
-                log.warning("the database does not answer: %s", str(error).splitlines()[0])
+                if not self._away:  # it is asked again and again, from several sides
+                    log.warning("the database does not answer, it is waited for: %s", str(error).splitlines()[0])
+                self._away = True
+            else:
+                if self._away:
+                    log.info("the database answers again")
+                self._away = False
+                return found
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 

@@ -52,6 +52,8 @@ class Work:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     _requeued_at: float = 0.0
     _refusals: int = 0
+    _waits_for: str = ""
+    """What was last logged to be missing, as long as it is."""
     _idle_s: float = 0.0
 
     async def run(self) -> None:
@@ -62,9 +64,11 @@ class Work:
         while not self.stop.is_set():
             try:
                 busy = await self._once()
-                self._refusals = 0
+                self._refusals, self._waits_for = 0, ""
             except TrainerUnavailable as error:
-                log.warning("training waits for the trainer: %s", error)
+                if str(error) != self._waits_for:  # it is asked several times a second
+                    log.warning("training waits for the trainer: %s", error)
+                self._waits_for = str(error)
                 busy = False
             except TrainerError as error:
                 self._refusals += 1
