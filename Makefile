@@ -80,8 +80,9 @@ test: setup lint
 
 faults: setup
 	GYRE_EVERY_FAULT=1 $(BIN)/python -m pytest tests/cells/test_kills.py tests/cells/test_fencing.py tests/cells/test_partition.py \
-	  tests/cells/test_takeover.py tests/cells/test_orphans.py tests/cells/test_exactly_once.py tests/transfer/test_cut_off.py \
-	  tests/e2e/test_layouts.py tests/e2e/test_odd.py
+	  tests/cells/test_takeover.py tests/cells/test_orphans.py tests/cells/test_exactly_once.py \
+	  tests/cells/test_two_machines_kills.py tests/transfer/test_cut_off.py \
+	  tests/e2e/test_layouts.py tests/e2e/test_odd.py tests/e2e/test_two_machines.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -86,10 +86,12 @@ def run_file(
     layouts: tuple[str, str] = ("{}", "{}"),
     budget: int = 2048,
     scheduling: str = "elastic",
+    stack: str = "",
 ) -> Path:
     """A run of two cells on the quickstart's policy and tasks: 2 groups of 4 rollouts a step, no evaluation.
 
     `layouts`: of central's trainer and the satellite's, in TOML. `budget`: tokens of a micro-batch.
+    `stack`: lines of [stack].
     """
     path = folder / "run.toml"
     path.write_text(f"""
@@ -132,6 +134,8 @@ layout = {layouts[0]}
 name = "satellite"
 cpus = [{1 if (os.cpu_count() or 1) > 1 else 0}]
 layout = {layouts[1]}
+[stack]
+{stack}
 """)
     return path
 
