@@ -61,6 +61,7 @@ def test_a_run_whose_cells_are_all_elsewhere(start_run: Callable[..., LiveRun]) 
             pytest.skip(f"no second machine: {why}")
         stack = f'listen = "{machines.here}"\nremote_cells = ["central", "satellite"]'
         run = start_run(steps=STEPS, scheduling="colocate", budget=256, stack=stack)
+        ends.callback(gyre, "down", "--data", run.data)  # while its address is there
         run.wait_for("the stack", run.ready)
         said = gyre("status", "--data", run.data)
         assert said.count("not seen yet") == 2
