@@ -16,7 +16,10 @@ from workflows.names import scheduler_workflow
 
 @workflow.defn
 class Cell:
-    """States: rollout -> to_train -> train -> to_rollout -> rollout. Signals: `set_role`, `new_version`, `stop`."""
+    """States: rollout -> to_train -> train -> to_rollout -> rollout.
+
+    Signals: `set_role`, `new_version`, `stop`, `go_on`.
+    """
 
     @workflow.init
     def __init__(self, start: m.CellInput) -> None:
@@ -41,6 +44,13 @@ class Cell:
     def stop(self) -> None:
         self._stopped = True
 
+    @workflow.signal
+    def go_on(self) -> None:
+        """From a run that begins where the one before has ended and this cell, which it told to stop, has not yet: it
+        may be in the midst of a micro-batch. It serves, as a new one would."""
+        if self._stopped:
+            self._stopped, self._want, self._reason = False, "rollout", "the run goes on"
+
     @workflow.query
     def role(self) -> m.CellChanged:
         return m.CellChanged(self._name, self._role)
@@ -52,7 +62,7 @@ class Cell:
             found = await verbs.cell_to_rollout(m.CellSwitch(self._plan.run_id, self._name, "the run begins"))
             self._role, self._loaded = found.role, max(self._loaded, found.version)
             self._show()
-        while not self._stopped:
+        while not await self._is_over():
             if self._role == "rollout":
                 await self._serve()
             else:
@@ -60,7 +70,7 @@ class Cell:
             if not self._stopped and workflow.info().is_continue_as_new_suggested():
                 await self._all_reported()
                 if self._stopped:  # meanwhile; what goes on would not know
-                    break
+                    continue
                 workflow.continue_as_new(
                     m.CellInput(
                         self._plan, self._name, self._role, self._want, self._reason,
@@ -68,7 +78,11 @@ class Cell:
                         self._since,
                     )
                 )  # fmt: skip
-        await self._all_reported()
+
+    async def _is_over(self) -> bool:
+        if self._stopped:
+            await self._all_reported()
+        return self._stopped
 
     async def _serve(self) -> None:
         """One thing that happens while the cell serves: a change of role, or new weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -26,6 +27,9 @@ class Observer:
         self._state = state
         self._dirty = self._urgent = False
         self._told: m.Observation | None = None
+        self._reporting = asyncio.Lock()
+        """One signal at a time, so that the last one to arrive is the newest: after one that says `done` any other
+        would bring its source back."""
 
     def changed(self) -> None:
         self._dirty = True
@@ -45,13 +49,14 @@ class Observer:
 
     async def report(self) -> None:
         """Report now, unless nothing changed since the last report."""
-        self._dirty = self._urgent = False
-        state = self._state()
-        if state == self._told:
-            return
-        self._told = state
-        try:
-            await self._scheduler.signal("observe", state)
-        except ApplicationError:
-            # A run that is being stopped may have no scheduler any more; the rollouts do not depend on it.
-            workflow.logger.warning("no scheduler to report %s to", state.source)
+        async with self._reporting:
+            self._dirty = self._urgent = False
+            state = self._state()
+            if state == self._told:
+                return
+            self._told = state
+            try:
+                await self._scheduler.signal("observe", state)
+            except ApplicationError:
+                # A run that is being stopped may have no scheduler any more; the rollouts do not depend on it.
+                workflow.logger.warning("no scheduler to report %s to", state.source)

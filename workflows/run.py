@@ -29,7 +29,8 @@ class TrainingRun:
         self._stage = "running"
         self._woken = True
         self._telling = asyncio.Lock()
-        """Held while the steps or the database are told of a pause, its end or the run's: the last word comes last."""
+        """Held while the steps or the database are told of a pause, its end or the run's: the last word comes last. And
+        while a step or an evaluation starts: what was told before it is there would be lost on it."""
 
     # ---- what others may ask ------------------------------------------------------------------------------------
 
@@ -161,7 +162,9 @@ class TrainingRun:
             await self._evaluate(state.next_step)
             return True
         if state.next_step < plan.steps and len(state.open_steps) <= plan.max_staleness:
-            await self._open_step()
+            async with self._telling:
+                if not (state.stopping or state.paused):  # meanwhile
+                    await self._open_step()
             return True
         return False
 
@@ -182,39 +185,43 @@ class TrainingRun:
         plan, state = self._plan, self._state
         index, alone = state.next_step, not state.open_steps
         # While an older step is open the scheduler shares the launch window between the two.
-        step = m.TrainingStepInput(plan, index, plan.max_concurrent if alone else 0, first=alone, paused=state.paused)
+        window = plan.max_concurrent if alone else 0
         state.next_step += 1
         state.open_steps.append(index)
         state.turn = index if alone else state.turn
-        if step.window and plan.max_staleness:
-            await self._announce(step)
+        if window and plan.max_staleness:
+            await self._announce(index, window)
+        step = m.TrainingStepInput(plan, index, window, first=alone, paused=state.paused)
         await self._start_abandoned(
             "TrainingStep", step, names.step_workflow(plan.run_id, index),
             f"step {index}: {plan.groups_per_step} tasks x {plan.group_size + plan.over_submit} rollouts",
             a.attributes((a.RUN, plan.run_id), (a.STEP, index), (a.HARNESS, plan.harness), (a.STATE, "open")),
         )  # fmt: skip
 
-    async def _announce(self, step: m.TrainingStepInput) -> None:
+    async def _announce(self, index: int, window: int) -> None:
         """The scheduler hears who has the window before it can hear of the next step."""
-        plan, index = self._plan, step.index
+        plan = self._plan
         rollouts = plan.groups_per_step * (plan.group_size + plan.over_submit)
         source = names.step_workflow(plan.run_id, index).removeprefix(f"{plan.run_id}/")
-        has = m.Observation(source, index, rollouts, 0, plan.groups_per_step, 0, step.window)
+        has = m.Observation(source, index, rollouts, 0, plan.groups_per_step, 0, window)
         await _signal(names.scheduler_workflow(plan.run_id), "observe", has)
 
     async def _evaluate(self, version: int) -> None:
         plan = self._plan
-        self._stage = "evaluating"
-        self._show()
-        child = await workflow.start_child_workflow(
-            "Evaluation",
-            m.EvaluationInput(plan, version),
-            id=names.evaluation_workflow(plan.run_id, version),
-            result_type=m.EvaluationResult,
-            parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
-            search_attributes=a.attributes((a.RUN, plan.run_id), (a.VERSION, version), (a.STATE, "open")),
-            static_summary=f"held-out tasks at v{version}",
-        )
+        async with self._telling:
+            if self._state.stopping or self._state.paused:  # meanwhile
+                return
+            self._stage = "evaluating"
+            self._show()
+            child = await workflow.start_child_workflow(
+                "Evaluation",
+                m.EvaluationInput(plan, version),
+                id=names.evaluation_workflow(plan.run_id, version),
+                result_type=m.EvaluationResult,
+                parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+                search_attributes=a.attributes((a.RUN, plan.run_id), (a.VERSION, version), (a.STATE, "open")),
+                static_summary=f"held-out tasks at v{version}",
+            )
         await workflow.wait_condition(lambda: child.done() or self._state.stopping == "now")
         if not child.done():
             child.cancel()
@@ -271,17 +278,22 @@ class TrainingRun:
     async def _start_abandoned(
         self, name: str, argument: object, workflow_id: str, summary: str, attributes: TypedSearchAttributes
     ) -> None:
-        try:
-            await workflow.start_child_workflow(
-                name,
-                argument,
-                id=workflow_id,
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                search_attributes=attributes,
-                static_summary=summary,
-            )
-        except WorkflowAlreadyStartedError:
-            workflow.logger.warning("%s runs already: an earlier TrainingRun of this run began it", workflow_id)
+        """A cell that runs already, from an earlier TrainingRun of this run, is told to go on; what else runs, does."""
+        while True:
+            try:
+                await workflow.start_child_workflow(
+                    name,
+                    argument,
+                    id=workflow_id,
+                    parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+                    search_attributes=attributes,
+                    static_summary=summary,
+                )
+                return
+            except WorkflowAlreadyStartedError:
+                workflow.logger.warning("%s runs already: an earlier TrainingRun of this run began it", workflow_id)
+            if name != "Cell" or await _signal(workflow_id, "go_on"):
+                return  # else it has ended meanwhile
 
     def _show(self) -> None:
         s = self.status()
@@ -292,8 +304,11 @@ class TrainingRun:
         )
 
 
-async def _signal(workflow_id: str, name: str, *arguments: object) -> None:
+async def _signal(workflow_id: str, name: str, *arguments: object) -> bool:
+    """Whether somebody took it."""
     try:
         await workflow.get_external_workflow_handle(workflow_id).signal(name, args=list(arguments))
     except ApplicationError:
         workflow.logger.warning("%s is over: signal %s has no taker", workflow_id, name)
+        return False
+    return True

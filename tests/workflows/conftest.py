@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from tests.workflows.server import NAMESPACE, TemporalServer
+from tests.workflows.server import TemporalServer, connect
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServe
 
 @pytest.fixture
 async def client(temporal: TemporalServer) -> AsyncIterator[Client]:
-    yield await Client.connect(temporal.address, namespace=NAMESPACE)
+    yield await connect(temporal)
 
 
 @pytest.fixture
@@ -32,4 +32,4 @@ def impatient_server(tmp_path: Path) -> Iterator[TemporalServer]:
 
 @pytest.fixture
 async def impatient(impatient_server: TemporalServer) -> AsyncIterator[Client]:
-    yield await Client.connect(impatient_server.address, namespace=NAMESPACE)
+    yield await connect(impatient_server)

@@ -16,7 +16,7 @@ from gyre.store.db import transaction
 from gyre.store.models import Group, Rollout, Step
 from tests.workflows.ledger_cell import LedgerCell
 from tests.workflows.real import RealRun
-from tests.workflows.script import Script, plan
+from tests.workflows.script import LIMIT_S, Script, plan
 from tests.workflows.server import TemporalServer
 from tests.workflows.test_training_run import start, until
 from workflows import messages as m
@@ -57,14 +57,14 @@ async def test_a_quorum_trains_and_the_rest_follows(client: Client) -> None:
     script = Script(chosen, lambda r: 60.0 if r in slow else 0.0)
     async with script.workers(client):
         handle = await start(client, script)
-        await until(lambda: sum(script.trained.get(0, {}).values()) > 0)
-        assert script.live == set(slow) and script.handed[-1][1:] == (2, False) and 0 not in script.closed
+        await until(lambda: sum(script.trained.get(0, {}).values()) > 0 and script.live == set(slow))
+        assert script.handed[-1][1:] == (2, False) and 0 not in script.closed
         await client.get_workflow_handle(slow[0]).cancel()  # excluded: no reward, so nothing to hand out
         await until(lambda: slow[0] in script.settled)
         assert (await handle.execute_update(TrainingRun.pause)).state == "paused"
         await client.get_workflow_handle(slow[1]).cancel()
         assert (await handle.execute_update(TrainingRun.resume)).state == "running"
-        assert (await asyncio.wait_for(handle.result(), 60)).state == "done"
+        assert (await asyncio.wait_for(handle.result(), LIMIT_S)).state == "done"
     assert script.handed[-1][1:] == (2, True)
     assert [s for s in script.handed if s[2]] == [script.handed[-1]]  # it is closed once, when all are settled
 
@@ -92,14 +92,15 @@ async def test_a_hand_out_that_fails_is_done_again(client: Client) -> None:
 async def test_surplus_members_are_ended(client: Client, window: int) -> None:
     """With a window of two, the last one is never launched."""
     chosen = plan(steps=1, groups_per_step=1, group_size=2, over_submit=2, quorum=2, max_concurrent=window)
-    slow = ids(chosen, 0, 4)[2:]
-    script = Script(chosen, lambda r: 600.0 if r in slow else 0.5)
+    _, last, *slow = ids(chosen, 0, 4)
+    runs = set(slow[: window - 1])
+    # Who completes the group ends when those that are surplus then run.
+    script = Script(chosen, lambda r: 600.0 if r in slow else 0.0, held=lambda r: r == last and not runs <= script.live)
     async with script.workers(client):
-        assert (await script.run(client, within_s=120)).state == "done"
+        assert (await script.run(client)).state == "done"
     assert script.settled == {r: "surplus" if r in slow else "" for r in ids(chosen, 0, 4)}
-    begun = set(script.happened("prepare"))
-    assert set(script.happened("killed")) == begun & set(slow)
-    assert slow[1] not in begun if window == 2 else begun == set(script.settled)
+    assert set(script.happened("killed")) == runs
+    assert set(script.happened("prepare")) == {*ids(chosen, 0, 2), *runs}
     assert script.handed[-1] == (0, 2, True)
 
 
@@ -115,11 +116,11 @@ async def test_a_member_that_is_surplus_while_it_is_prepared_never_runs(client: 
 
     async with script.workers(client):
         handle = await start(client, script)
-        await until(lambda: len(script.settled) == 2, 60)
+        await until(lambda: len(script.settled) == 2)
         while not await is_cancelled():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         script.preparing.set()
-        assert (await asyncio.wait_for(handle.result(), 60)).state == "done"
+        assert (await asyncio.wait_for(handle.result(), LIMIT_S)).state == "done"
     assert script.settled[spare] == "surplus" and script.happened("killed") == []
 
 
@@ -130,7 +131,7 @@ async def test_a_real_group_of_four_with_one_to_spare(
     waits = f'until [ -f "{tmp_path}/go.{{api_key}}" ]; do sleep 0.05; done'
     run = RealRun(
         engine, database, temporal.address, tmp_path, waits, name=f"q{os.urandom(4).hex()}", rows=False,
-        rollouts={"quorum": 2, "over_submit": 1},
+        time_limit_s=LIMIT_S, rollouts={"quorum": 2, "over_submit": 1},
     )  # fmt: skip
     rewards = (0.0, 1.0, 1.0, 1.0)
 
@@ -146,7 +147,7 @@ async def test_a_real_group_of_four_with_one_to_spare(
             "TrainingRun", m.TrainingRunInput(m.plan_of(run.config)), id=run.run_id, task_queue=CONTROL_QUEUE,
             result_type=m.RunResult,
         )  # fmt: skip
-        await until(lambda: len([r for r in rollouts() if r.state == "running"]) == 5, 60)
+        await until(lambda: len([r for r in rollouts() if r.state == "running"]) == 5)
         members = rollouts()
         run.calls(*[r.id for r in members])
         for member, reward in zip(members, rewards, strict=False):
@@ -154,8 +155,8 @@ async def test_a_real_group_of_four_with_one_to_spare(
         for i in range(4):
             (tmp_path / f"go.{members[i].token}").touch()
             if i:
-                await until(lambda i=i: handed() == list(range(i + 1)), 60)  # type: ignore[misc]
-        result = await asyncio.wait_for(handle.result(), 90)
+                await until(lambda i=i: handed() == list(range(i + 1)))  # type: ignore[misc]
+        result = await asyncio.wait_for(handle.result(), LIMIT_S)
     assert result.state == "done"
     *four, surplus = rollouts()
     assert (surplus.state, surplus.outcome, surplus.exclude_reason) == ("settled", "surplus", "surplus")

