@@ -26,7 +26,7 @@ class Server:
         self.generates = True
         self.loading = asyncio.Event()
         self.runs = 0
-        self.looked = asyncio.Event()
+        self.looked, self.waits = asyncio.Event(), asyncio.Event()
         self.late = 0
         """Requests that come just before the next update."""
         self.half_updated = False
@@ -54,6 +54,7 @@ class Server:
         await self._told("resume_memory")
 
     async def wait_empty(self, timeout_s: float) -> bool:
+        self.waits.set()
         async with asyncio.timeout(60):
             while self.runs and timeout_s > 0:
                 await asyncio.sleep(0.01)
@@ -258,7 +259,7 @@ async def test_calls_end_before_new_weights_and_none_begins(engine: CellEngine, 
     seen = finishes(engine, limit_s=60)
     store.newest, server.runs = 1, 2
     loading = asyncio.create_task(engine.load(1))
-    await asyncio.sleep(0.1)
+    await server.waits.wait()
     assert seen == [False] and engine.version == 0 and not server.told  # nothing new while two calls run
     server.runs, server.late = 0, 1  # they end, and one comes that the gateway sent before it heard
     await server.looked.wait()

@@ -1,4 +1,7 @@
-"""kill -9 of an agent whose trainer has several ranks: no process of the cell is left, on any of its machines."""
+"""kill -9 of an agent whose trainer has several ranks: no process of the cell is left, on any of its machines.
+
+Its server starts at once and answers nothing; that SGLang ends with its agent is test_agent.py's business.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from workers.settings import WorkerSettings
 
 ONE_MACHINE = {"layout": {"tensor_parallel": 2}}
 TWO_MACHINES = {"layout": {"tensor_parallel": 2}, "nodes": ["127.0.0.1", "localhost"], "devices": [0]}
+AGENT = [sys.executable, "-m", "tests.cells.quiet_agent", "--cell", "c0"]
 
 
 @pytest.mark.parametrize("cell", [ONE_MACHINE, TWO_MACHINES], ids=["one machine", "torchrun"])
@@ -42,8 +46,7 @@ def test_no_rank_outlives_its_agent(
             row = next(iter(q.cells(session, run.run_id)), None)
             return row is not None and row.routable and row.trainer_incarnation is not None
 
-    module = "tests.cells.machines_agent" if "nodes" in cell else "workers.cell_agent"
-    with process(settings, "agent", [sys.executable, "-m", module, "--cell", "c0"], {}) as agent:
+    with process(settings, "agent", AGENT, {}) as agent:
         ranks_elsewhere: list[psutil.Process] = []
         if "nodes" in cell:
             argv, env = trainer_command(
@@ -62,7 +65,7 @@ def check(agent: psutil.Process, elsewhere: list[psutil.Process], ranks: int) ->
     mine = family(agent)
     trainers = [p for p in mine if "workers.trainer" in p.cmdline() and "torch.distributed.run" not in p.cmdline()]
     assert len(trainers) == ranks
-    assert any("sglang" in " ".join(p.cmdline()) for p in mine)
+    assert any("quiet_engine.py" in " ".join(p.cmdline()) for p in mine)
     agent.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs([*mine, *elsewhere], timeout=60)
     assert not alive

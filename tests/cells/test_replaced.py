@@ -19,7 +19,7 @@ from gyre.store.db import transaction
 from tests.settings import worker_settings
 
 
-def until(true: Callable[[], bool], log: Path, limit_s: float = 120) -> None:
+def until(true: Callable[[], bool], log: Path, limit_s: float = 300) -> None:
     deadline = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < deadline, f"did not come true; {log.read_text()[-3000:]}"
@@ -46,7 +46,7 @@ def test_it_sleeps_without_engine_and_trainer(run: RunConfig, engine: Engine, da
         assert set(left) <= {"torch_shm_manager"}, "no engine and no trainer"
         assert "'c0' of run 'cells-s0' was taken by another agent (epoch 2)" in log.read_text()
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(30) == -signal.SIGTERM
+        assert agent.wait(120) == -signal.SIGTERM
         assert epoch() == 2
     finally:
         agent.kill()

@@ -100,7 +100,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     process = EngineProcess(SERVING, CellConfig(name="c1"), tmp_path / "engine.log")
     process.start(tmp_path / "model")
     with pytest.raises(EngineStartError, match=r"(?s)SGLang ended with code \d+; end of .*engine\.log:.*model"):
-        await process.wait_ready(120)
+        await process.wait_ready(600)
     process.stop()
 
 
