@@ -47,7 +47,7 @@ class Bench:
 
     # ---- activities -----------------------------------------------------------------------------------------------
 
-    async def act(self, activity: Callable[[Any], Awaitable[T]], argument: Any, limit_s: float = 90) -> T:
+    async def act(self, activity: Callable[[Any], Awaitable[T]], argument: Any, limit_s: float = 300) -> T:
         async with asyncio.timeout(limit_s):
             return await ActivityEnvironment().run(activity, argument)
 
@@ -78,12 +78,10 @@ class Bench:
         with transaction(self.db) as session:
             return q.weight_version(session, self.run.run_id, version)
 
-    async def until(self, true: Callable[[], bool], limit_s: float = 60) -> None:
-        for _ in range(int(limit_s / 0.05)):
-            if true():
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("did not come true")
+    async def until(self, true: Callable[[], bool], limit_s: float = 300) -> None:
+        async with asyncio.timeout(limit_s):
+            while not true():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
     # ---- a step's rollouts ----------------------------------------------------------------------------------------
 

@@ -25,17 +25,18 @@ from workers.settings import WorkerSettings
 from workflows import messages as m
 from workflows.names import cell_queue
 
-AGENT = [sys.executable, "-m", "workers.cell_agent", "--cell", "c0"]
+AGENT, QUIET = "workers.cell_agent", "tests.cells.quiet_agent"
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 
 
-def start(settings: WorkerSettings, log: Path) -> subprocess.Popen[bytes]:
+def start(settings: WorkerSettings, log: Path, module: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", module, "--cell", "c0"]
     with log.open("ab") as output:
-        return subprocess.Popen(AGENT, env={**os.environ, **settings.to_env()}, stdout=output, stderr=output)
+        return subprocess.Popen(argv, env={**os.environ, **settings.to_env()}, stdout=output, stderr=output)
 
 
-def until(true: Callable[[], bool], limit_s: float, log: Path) -> None:
-    deadline = time.monotonic() + limit_s
+def until(true: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 300
     while not true():
         assert time.monotonic() < deadline, f"did not come true; {log.read_text()[-3000:]}"
         time.sleep(0.1)
@@ -57,9 +58,9 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
     async with await WorkflowEnvironment.start_local(namespace="gyre", dev_server_existing_path=TEMPORAL) as temporal:
         address = temporal.client.service_client.config.target_host
         settings = worker_settings(run, database, tmp_path, temporal=address)
-        agent = start(settings, log)
+        agent = start(settings, log, AGENT)
         try:
-            until(is_up, 300, log)
+            until(is_up, log)
             served = await temporal.client.execute_activity(
                 "cell_load_weights",
                 m.CellWeights(run.run_id, "c0", 0),
@@ -78,14 +79,14 @@ async def test_an_agent_serves_its_queue_and_takes_its_children_with_it(
             _, alive = psutil.wait_procs(children, timeout=60)
             assert not alive
 
-            agent = start(settings, log)  # its row still speaks of the dead until it reports
-            until(lambda: (row := cell()) is not None and not row.routable, 60, log)
-            until(lambda: (row := cell()) is not None and row.trainer_incarnation is not None, 120, log)
+            agent = start(settings, log, QUIET)  # its row still speaks of the dead until it reports
+            until(lambda: (row := cell()) is not None and not row.routable, log)
+            until(lambda: (row := cell()) is not None and row.trainer_incarnation is not None, log)
             second = cell()
             assert second is not None and second.trainer_incarnation != first.trainer_incarnation
             children = psutil.Process(agent.pid).children(recursive=True)
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(30) == 0
+            assert agent.wait(120) == 0
             assert not psutil.wait_procs(children, timeout=60)[1]
             last = cell()
             assert last is not None and (last.role, last.routable) == ("down", False)

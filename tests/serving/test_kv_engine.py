@@ -20,7 +20,7 @@ from gyre.serving.kv import KvPlan
 from gyre.serving.kv_cost import PAGE_TOKENS, FetchCost, PrefillCost
 from gyre.serving.kv_pages import HEADER, PageFolder
 from gyre.serving.launch import EngineProcess
-from tests.serving.calls import generate, until_running
+from tests.serving.calls import begun, generate
 from tests.serving.tiny_policy import make_weights, write_policy
 
 SERVING = ServingConfig(max_running=8, kv_tokens=6144)
@@ -172,8 +172,7 @@ async def test_keys_and_values_of_other_weights_are_never_used(cells: Cells) -> 
     url, ids = cells.receiving.url, prompt(3)
     async with EngineClient(url) as client:
         await generate(url, ids, 1, extra_key="same")
-        live = [asyncio.create_task(generate(url, [*prompt(4 + i)], 700, extra_key="same")) for i in range(3)]
-        await until_running(client, 3)
+        live = await asyncio.gather(*(begun(url, prompt(4 + i), 700, extra_key="same") for i in range(3)))
         await client.update_weights(make_weights(1), 1)
         stale = cells.folder / "v0"
         old = {p.name: p.read_bytes()[HEADER:] for p in stale.iterdir()}
