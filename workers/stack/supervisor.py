@@ -276,7 +276,7 @@ class Supervisor:
 
     def _start_janitor(self) -> None:
         self._janitor = subprocess.Popen(
-            [sys.executable, "-m", "workers.stack.janitor", str(self.data)],
+            [sys.executable, "-m", "workers.stack.janitor", str(self.data), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "GYRE_DATA": str(self.data)},
