@@ -327,8 +327,7 @@ class Replica:
         with self._turn:
             if not plain():
                 return None
-            self._take_over(step_id, ticket, from_incarnation)
-            self._arrived = gradient if self._arrived is None else self._arrived.add_(gradient)
+            self._take_over(step_id, ticket, from_incarnation, gradient)
         return {"micro_batches": len(pushed)}
 
     @_in_turn
@@ -347,8 +346,7 @@ class Replica:
             )
         self.begin(step_id)
         gradient = self._pull_push(step_id, ticket, from_incarnation)
-        self._take_over(step_id, ticket, from_incarnation)
-        self._arrived = gradient if self._arrived is None else self._arrived.add_(gradient)
+        self._take_over(step_id, ticket, from_incarnation, gradient)
         self._merge()
         return {"micro_batches": len(pushed)}
 
@@ -366,8 +364,8 @@ class Replica:
             raise LedgerError(f"{from_incarnation} publishes a gradient of step row {found}, not {step_id}")
         return self.trainer.checked_gradient(tensors["grad"])
 
-    def _take_over(self, step_id: int, ticket: Mapping[str, Any], from_incarnation: str) -> None:
-        """The ledger says that the pushed micro-batches are here. The caller keeps their gradient."""
+    def _take_over(self, step_id: int, ticket: Mapping[str, Any], from_incarnation: str, gradient: Tensor) -> None:
+        """The ledger says that the pushed micro-batches are here, and their gradient has arrived."""
         pushed = _pushed(ticket)
         if self._taken is not None and self._taken[0] == step_id:
             raise CommandError(f"step row {step_id} is taken already, and only its commit is missing")
@@ -377,6 +375,7 @@ class Replica:
             if not all(r.holder == self.settings.incarnation and r.state == "held" for r in rows):
                 self._check_sender(session, ticket)
                 queries.move_held(session, step_id, from_incarnation, self.settings.incarnation, pushed)
+        self._arrived = gradient if self._arrived is None else self._arrived.add_(gradient)
         self.held.update(dict.fromkeys(pushed))
 
     def _merge(self) -> None:

@@ -26,7 +26,7 @@ from gyre.config import RunConfig
 from gyre.store import queries as q
 from gyre.store.db import libpq_url, make_engine, transaction
 from tests.cells.bench import Bench
-from tests.cells.machines import Machines, NoMachine, two_machines
+from tests.cells.machines import Machines, two_machines_or_skip
 from tests.cells.zygote import Zygote
 from tests.serving.tiny_policy import write_policy
 
@@ -72,11 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    with contextlib.ExitStack() as stack:
-        try:
-            found = stack.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
+    with two_machines_or_skip() as found:
         yield found
 
 

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
+
 _count = itertools.count()
 NOBODY = "02:00:00:00:00:01"
 """An Ethernet address of no machine."""
@@ -79,6 +81,17 @@ def two_machines() -> Iterator[Machines]:
             _ip("netns", "delete", name)  # and with it the pair of devices
     except FileNotFoundError as error:
         raise NoMachine("no `ip`; install iproute2") from error
+
+
+@contextlib.contextmanager
+def two_machines_or_skip() -> Iterator[Machines]:
+    """As `two_machines`; where there cannot be two, the test is skipped and says why."""
+    with contextlib.ExitStack() as stack:
+        try:
+            machines = stack.enter_context(two_machines())
+        except NoMachine as why:
+            pytest.skip(f"no second machine: {why}")
+        yield machines
 
 
 def _ip(*arguments: str) -> str:

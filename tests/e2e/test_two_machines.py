@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells.machines import Machines, NoMachine, two_machines
+from tests.cells.machines import Machines, two_machines_or_skip
 from tests.e2e.conftest import LiveRun
 from tests.e2e.test_kill import harnesses, trained_after
 
@@ -55,10 +55,7 @@ def log_of(run: LiveRun, cell: str) -> Path:
 
 def test_a_run_whose_cells_are_all_elsewhere(start_run: Callable[..., LiveRun]) -> None:
     with contextlib.ExitStack() as ends:
-        try:
-            machines = ends.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
+        machines = ends.enter_context(two_machines_or_skip())
         stack = f'listen = "{machines.here}"\nremote_cells = ["central", "satellite"]'
         run = start_run(steps=STEPS, scheduling="colocate", budget=256, stack=stack)
         ends.callback(gyre, "down", "--data", run.data)  # while its address is there

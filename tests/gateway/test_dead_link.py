@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from gyre import ports
-from tests.cells.machines import Machines, NoMachine, two_machines
+from tests.cells.machines import Machines, two_machines_or_skip
 from tests.gateway.conftest import World
 from tests.gateway.stand_in import StandIn
 from tests.gateway.test_silence import ALPHABET, ASK, ask, seamless
@@ -33,11 +32,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def machines() -> Iterator[Machines]:
-    with contextlib.ExitStack() as stack:
-        try:
-            found = stack.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
+    with two_machines_or_skip() as found:
         yield found
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from gyre.config import RunConfig, StackConfig, load_run_config
 from gyre.store.db import libpq_url, make_engine
 from gyre.store.server import PostgresServer
-from tests.cells.machines import NoMachine, two_machines
+from tests.cells.machines import two_machines_or_skip
 from workers.settings import SettingsError, WorkerSettings
 from workers.stack.ports import NAMES, PortError, choose_ports, is_free
 from workers.stack.services import StackPlan, run_stages
@@ -79,12 +79,7 @@ def test_a_port_is_free_only_if_it_is_at_both_addresses() -> None:
 
 def test_beyond_loopback_a_port_is_free_only_everywhere() -> None:
     """Temporal listens at every address."""
-    with contextlib.ExitStack() as stack:
-        try:
-            machines = stack.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
-        port = stack.enter_context(taken_at("127.0.0.3"))
+    with two_machines_or_skip() as machines, taken_at("127.0.0.3") as port:
         assert is_free(port) and not is_free(port, machines.here)
 
 

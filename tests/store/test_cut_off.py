@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from gyre.store.db import libpq_url
 from gyre.store.server import PostgresServer
-from tests.cells.machines import NoMachine, two_machines
+from tests.cells.machines import two_machines_or_skip
 
 AGENT = """
 import sys
@@ -33,10 +32,7 @@ except OperationalError as error:
 def test_a_query_whose_network_drops_packets_is_over(tmp_path: Path) -> None:
     """Nothing is on its way meanwhile: by the kernel's own measure the agent would learn of it after two hours."""
     with contextlib.ExitStack() as stack:
-        try:
-            machines = stack.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
+        machines = stack.enter_context(two_machines_or_skip())
         server = stack.enter_context(PostgresServer(tmp_path / "postgres", listen=machines.here))
         argv = [*machines.prefix, sys.executable, "-c", AGENT, server.url]
         agent = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE))

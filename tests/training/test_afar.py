@@ -18,7 +18,7 @@ from gyre.training import service
 from gyre.training.client import TrainerClient
 from gyre.training.protocol import LINE_LIMIT, Endpoint, TrainerUnavailable
 from gyre.training.service import TrainerService
-from tests.cells.machines import NoMachine, two_machines
+from tests.cells.machines import two_machines_or_skip
 from tests.training.test_service import Idle
 
 
@@ -147,10 +147,7 @@ async def test_a_push_whose_network_drops_packets_is_over_and_may_be_sent_again(
     monkeypatch.setattr(ports, "LOST_S", 5)
     commands = Slow()
     with contextlib.ExitStack() as stack:
-        try:
-            machines = stack.enter_context(two_machines())
-        except NoMachine as why:
-            pytest.skip(f"no second machine: {why}")
+        machines = stack.enter_context(two_machines_or_skip())
         stack.callback(commands.free.set)
         async with serving(tmp_path / "s.sock", commands, machines.here) as address:
             push = await asyncio.create_subprocess_exec(

@@ -42,6 +42,15 @@ def make(world: World, tmp_path: Path) -> Callable[..., Replica]:
     return make
 
 
+def both_begun(make: Callable[..., Replica], step_id: int) -> tuple[Replica, Replica]:
+    """Central and a satellite that accumulate for the step."""
+    central, satellite = make(), make("beta")
+    satellite.load(0)
+    for replica in (central, satellite):
+        replica.begin(step_id)
+    return central, satellite
+
+
 def claim(replica: Replica, step_id: int) -> int | None:
     with transaction(replica.engine) as session:
         return queries.claim_micro_batch(session, step_id, replica.settings.cell, replica.settings.incarnation)
@@ -147,10 +156,7 @@ def test_the_gradient_does_not_depend_on_who_computed_what(world, make):
 def test_central_and_satellite_make_the_step_that_one_makes_alone(world, make):
     step_id = world.step(0)
     expected = weights_after_alone(world, make, step_id)
-    central, satellite = make(), make("beta")
-    satellite.load(0)
-    for replica in (central, satellite):
-        replica.begin(step_id)
+    central, satellite = both_begun(make, step_id)
     mine, theirs = work(central, step_id, 2), work(satellite, step_id)
     assert (len(mine), len(theirs)) == (2, 4)
 
@@ -254,10 +260,7 @@ def test_a_claim_that_was_lost_voids_the_accumulator(world, make, monkeypatch):
 
 def test_a_push_that_the_ledger_does_not_know_is_not_added(world, make):
     step_id = world.step(0)
-    central, satellite = make(), make("beta")
-    satellite.load(0)
-    for replica in (central, satellite):
-        replica.begin(step_id)
+    central, satellite = both_begun(make, step_id)
     work(satellite, step_id, 3)
     ticket = satellite.push(step_id)["ticket"]
     with pytest.raises(LedgerError, match="not absorbed"):
@@ -282,10 +285,7 @@ def test_a_push_that_the_ledger_does_not_know_is_not_added(world, make):
 def test_a_push_is_taken_while_central_computes(world, make, monkeypatch):
     step_id = world.step(0)
     expected = weights_after_alone(world, make, step_id)
-    central, satellite = make(), make("beta")
-    satellite.load(0)
-    for replica in (central, satellite):
-        replica.begin(step_id)
+    central, satellite = both_begun(make, step_id)
     work(satellite, step_id, 4)
     push = step_id, satellite.push(step_id)["ticket"], satellite.settings.incarnation
     compute, taken = central.trainer.micro_batch, []
@@ -311,10 +311,7 @@ def test_a_push_is_taken_while_central_computes(world, make, monkeypatch):
 def test_what_arrived_is_thrown_away_with_the_accumulator(world, make):
     step_id = world.step(0)
     expected = weights_after_alone(world, make, step_id)
-    central, satellite = make(), make("beta")
-    satellite.load(0)
-    for replica in (central, satellite):
-        replica.begin(step_id)
+    central, satellite = both_begun(make, step_id)
     work(satellite, step_id, 4)
     ticket = satellite.push(step_id)["ticket"]
     assert central.take_push(step_id, ticket, satellite.settings.incarnation) == {"micro_batches": 4}
@@ -330,10 +327,7 @@ def test_what_arrived_is_thrown_away_with_the_accumulator(world, make):
 def test_what_arrived_and_cannot_be_added_is_computed_again(world, make, monkeypatch):
     step_id = world.step(0)
     expected = weights_after_alone(world, make, step_id)
-    central, satellite = make(), make("beta")
-    satellite.load(0)
-    for replica in (central, satellite):
-        replica.begin(step_id)
+    central, satellite = both_begun(make, step_id)
     work(satellite, step_id, 4)
     ticket = satellite.push(step_id)["ticket"]
     assert central.take_push(step_id, ticket, satellite.settings.incarnation) == {"micro_batches": 4}
@@ -380,10 +374,7 @@ def test_a_push_of_what_central_has_already_counts_once(world, make):
     """As above, but the satellite computes them again; one that overlaps in part, and one in whole."""
     step_id = world.step(0)
     expected = weights_after_alone(world, make, step_id)
-    central, satellite = make(), make("beta")
-    satellite.load(0)
-    for replica in (central, satellite):
-        replica.begin(step_id)
+    central, satellite = both_begun(make, step_id)
     work(central, step_id, 2)
     with transaction(world.engine) as session:
         queries.requeue_lost(session, step_id, {satellite.settings.incarnation})
